@@ -8,7 +8,7 @@ from importlib import resources
 
 import numpy as np
 
-from everyo.datasets.checks import not_negative, whole
+from everyo.data.checks import not_negative, whole
 from everyo.exceptions import EveryOShapeError
 
 _UCI_MAXIMUM = 16  # each pixel counts the black dots of a 4x4 block

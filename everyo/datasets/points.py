@@ -6,7 +6,7 @@ the order is shuffled.
 
 import numpy as np
 
-from everyo.datasets.checks import not_negative, whole
+from everyo.data.checks import not_negative, whole
 
 
 def make_regression(
@@ -49,7 +49,7 @@ def make_blobs(
     rng = np.random.default_rng(seed)
     middles = rng.uniform(-1.0, 1.0, size=(count, f))
     if f == 1:
-        middles[:, 0] += 5.0 * (np.arange(count) - (count - 1) / 2)
+        middles[:, 0] += 7.0 * (np.arange(count) - (count - 1) / 2)
     else:
         angles = rng.uniform(0.0, 2 * np.pi) + 2 * np.pi * np.arange(count) / count
         radius = 7.0 / (2 * np.sin(np.pi / max(count, 3)))

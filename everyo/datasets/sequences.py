@@ -5,7 +5,7 @@ Letters: n samples, t tokens per sequence. Everything is int64.
 
 import numpy as np
 
-from everyo.datasets.checks import whole
+from everyo.data.checks import whole
 
 
 def make_recall_task(

@@ -1,4 +1,4 @@
-"""Argument checks that all generators share: each names the argument, its value and the rule."""
+"""Argument checks that loaders and generators share: each names the argument and the rule."""
 
 import operator
 
