@@ -47,7 +47,7 @@ def float_dtype(dtype: np.dtype, real: Any) -> np.dtype:
 
 
 def evaluate(node: Node, args: Sequence[np.ndarray], real: Any = None) -> np.ndarray:
-    """The value of one node from those of its operands. Floating-point warnings are the caller's."""
+    """The value of one node from those of its operands. NumPy's warnings are the caller's."""
     dtype, params = float_dtype(node.dtype, real), dict(node.params)
     match node.op:
         case "const":
@@ -115,7 +115,7 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def scatter_add(index: np.ndarray, updates: np.ndarray, shape: Shape) -> np.ndarray:
-    """Zeros of `shape` with `updates` added to its rows, in order. Rows are clamped, as in `take`."""
+    """Zeros of `shape` with `updates` added to rows, in order; rows are clamped, as in `take`."""
     out = np.zeros(shape, updates.dtype)
     if shape[0]:
         np.add.at(out, np.clip(index, 0, shape[0] - 1), updates)

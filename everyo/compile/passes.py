@@ -1,0 +1,149 @@
+"""Passes: functions from a graph to a graph of the same meaning, run in the order of `PIPELINE`.
+
+The law: for every input, `interpret` gives the same bits after a pass as before it (all NaNs being
+one). Most of the work is local: `rewrite` applies the rules of rules.py to a whole graph in one
+walk, in linear time. Nodes are rebuilt in the order of tracing, which their indices keep telling.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from everyo.compile import ir
+from everyo.compile.ir import Check, Graph, Node
+from everyo.compile.rules import RULES, Rule, slice_of_slice
+
+Pass = Callable[[Graph], Graph]
+
+
+def run(graph: Graph) -> Graph:
+    """`graph` after every pass of the pipeline; checked in between under EVERYO_CHECK=1."""
+    for step in PIPELINE:
+        graph = step(graph)
+        if os.environ.get("EVERYO_CHECK") == "1":
+            ir.check(graph)
+    return graph
+
+
+def simplify(graph: Graph) -> Graph:
+    """Every local rule, everywhere."""
+    return rewrite(graph, *RULES)
+
+
+def rewrite(graph: Graph, *rules: Rule) -> Graph:
+    """`graph` rebuilt with the rules applied to each node until none of them does."""
+    table = ir.Table()
+    new: dict[Node, Node] = {}
+    lines: dict[Node, str] = {}
+    settled: set[Node] = set()
+    line: str | None = None
+
+    def make(op: str, *inputs: Node, **params: Any) -> Node:
+        node = table.make(op, *inputs, **params)
+        while node not in settled:
+            better = next((b for b in (rule(node, make) for rule in rules) if b is not None), None)
+            if better is None:
+                settled.add(node)
+                if line is not None:
+                    lines.setdefault(node, line)
+            else:
+                node = better
+        return node
+
+    for node in in_order(graph):
+        line = graph.lines.get(node)
+        new[node] = make(node.op, *[new[i] for i in node.inputs], **dict(node.params))
+    return rebuilt(graph, new, lines)
+
+
+def rebuilt(graph: Graph, new: dict[Node, Node], lines: dict[Node, str]) -> Graph:
+    """`graph` with each of its nodes n replaced by new[n]."""
+    return Graph(
+        graph.name,
+        tuple(new[n] for n in graph.inputs),
+        tuple(new[n] for n in graph.outputs),
+        tuple((new[target], new[value]) for target, value in graph.writes),
+        tuple(Check(new[c.bad], c.error, c.message) for c in graph.checks),
+        lines,
+    )
+
+
+def lift_slices(graph: Graph) -> Graph:
+    """Slices move above pointwise ops of which nothing but slices is read.
+
+    A slice is read from memory. When it is taken of what is read, not of what is computed, the op
+    joins the kernels that use it. This is done where it computes no element twice.
+    """
+    boxes = wanted_boxes(graph)
+    table = ir.Table()
+    new: dict[Node, Node] = {}
+    parts: dict[tuple[Node, Box], Node] = {}
+    lines: dict[Node, str] = {}
+
+    def part(node: Node, box: Box) -> Node:
+        """Slice `box` of a node of the old graph, in the new one."""
+        if (node, box) not in parts:
+            parts[node, box] = table.make("slice", new[node], **dict(box))
+        return parts[node, box]
+
+    for node in in_order(graph):
+        if node in boxes:
+            for box in boxes[node]:
+                if node.op == "slice":
+                    parts[node, box] = part(node.inputs[0], nested(node.params, box))
+                else:
+                    args = [part(i, box) for i in node.inputs]
+                    parts[node, box] = table.make(node.op, *args, **dict(node.params))
+            made = [parts[node, box] for box in boxes[node]]
+        else:
+            if node.op == "slice":
+                new[node] = part(node.inputs[0], node.params)
+            else:
+                args = [new[i] for i in node.inputs]
+                new[node] = table.make(node.op, *args, **dict(node.params))
+            made = [new[node]]
+        if node in graph.lines:
+            lines.update((n, graph.lines[node]) for n in made)
+    return rebuilt(graph, new, lines)
+
+
+Box = tuple[tuple[str, Any], ...]  # the params of a slice
+
+
+def nested(inner: Box, outer: Box) -> Box:
+    return tuple(sorted(slice_of_slice(dict(inner), dict(outer)).items()))
+
+
+def wanted_boxes(graph: Graph) -> dict[Node, list[Box]]:
+    """Slices and pointwise nodes that are only read in slices, and these; together not more
+    elements than the node has."""
+    order = in_order(graph)
+    wanted: dict[Node, list[Box] | None] = {n: [] for n in order}  # None: the whole
+    wanted.update((root, None) for root in graph.roots)
+    found: dict[Node, list[Box]] = {}
+    for node in reversed(order):
+        boxes = wanted[node]
+        below: list[Box] | None = None
+        if node.op == "slice":
+            below = [nested(node.params, box) for box in boxes or ()] or [node.params]
+        elif boxes and node.op in ir.POINTWISE and node.op != "take":
+            count = sum(math.prod(dict(box)["sizes"]) for box in boxes)
+            below = boxes if count <= node.size else None
+        if boxes and below:
+            found[node] = boxes
+        for operand in node.inputs:
+            known = wanted[operand]
+            if below is None or known is None:
+                wanted[operand] = None
+            else:
+                known += [box for box in below if box not in known]
+    return found
+
+
+def in_order(graph: Graph) -> list[Node]:
+    """The inputs and every node that is used, as they were traced."""
+    return sorted({*graph.inputs, *ir.walk(graph.roots)}, key=lambda n: n.index)
+
+
+PIPELINE: tuple[Pass, ...] = (simplify, lift_slices, simplify)
