@@ -141,7 +141,8 @@ class Config:
         for name in values:
             if name not in _SECTIONS:
                 raise EveryOConfigurationError(_unknown("configuration section", name, cls))
-        return cls(**{name: _SECTIONS[name].from_dict(given) for name, given in values.items()})
+        sections: dict[str, Any] = {n: _SECTIONS[n].from_dict(v) for n, v in values.items()}
+        return cls(**sections)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The settings as nested dicts of plain values; `from_dict` takes them back."""
