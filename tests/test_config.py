@@ -183,16 +183,6 @@ def test_the_examples_in_the_documentation_run(module):
 # The log
 
 
-@pytest.fixture
-def quiet_log():
-    """Leaves the library's logger as it was."""
-    logger = get_logger()
-    handlers, level = list(logger.handlers), logger.level
-    yield logger
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-
-
 def test_the_log_prints_from_its_level_on(quiet_log):
     stream = io.StringIO()
     configure_logging("warning", stream=stream)
