@@ -1,0 +1,35 @@
+"""EveryO: tensors with gradients on NumPy, neural networks, and `compile` for whole training steps."""
+
+from everyo import cuda, exceptions
+from everyo._version import VERSION_INFO, __version__
+from everyo.core.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from everyo.core.device import Device, device
+from everyo.core.dtype import DTYPES, dtype_name
+from everyo.core.gradcheck import gradcheck
+from everyo.core.random import Generator, get_rng_state, manual_seed, set_rng_state
+from everyo.core.tensor import Tensor, as_tensor, from_dlpack, is_tensor, tensor
+from everyo.core.transforms import grad, hessian, jacobian, value_and_grad, vjp
+from everyo.exceptions import *  # noqa: F403
+from everyo.ops.composite import binary_cross_entropy_with_logits, cross_entropy
+from everyo.ops.contraction import dot, einsum, matmul, outer, tensordot
+from everyo.ops.creation import (
+    arange, eye, full, linspace, normal, one_hot, ones, ones_like, rand, randn, uniform, zeros, zeros_like,
+)  # fmt: skip
+from everyo.ops.elementwise import (
+    abs, acos, add, asin, atan, atan2, cbrt, ceil, clip, cos, cosh, divide, elu, equal, erf, exp, expm1, floor,
+    floor_divide, gelu, greater, greater_equal, isfinite, isinf, isnan, leaky_relu, less, less_equal, log, log1p,
+    log2, log10, log_sigmoid, logical_and, logical_not, logical_or, logical_xor, maximum, minimum, multiply,
+    negative, not_equal, power, reciprocal, relu, remainder, round, sigmoid, sign, silu, sin, sinh, softplus, sqrt,
+    square, subtract, tan, tanh, where,
+)  # fmt: skip
+from everyo.ops.indexing import argsort, gather, scatter_add, sort, take_along_axis, topk
+from everyo.ops.movement import (
+    broadcast_to, concatenate, flatten, flip, pad, repeat, reshape, roll, split, squeeze, stack, tile, transpose,
+    tril, triu, unsqueeze,
+)  # fmt: skip
+from everyo.ops.reduce import (
+    all, any, argmax, argmin, cumsum, log_softmax, logsumexp, max, mean, min, norm, prod, softmax, std, sum,
+    variance,
+)  # fmt: skip
+
+var = variance

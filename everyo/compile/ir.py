@@ -1,0 +1,299 @@
+"""The graph IR: interned nodes, their inference rules, printing and checking.
+
+A `Graph` says *what* is computed. Nodes are made by a `Table`, one per trace, which interns them on
+(op, inputs, params): identity is equality, and common subexpressions never exist. All operands of a
+pointwise node have the node's shape and one dtype; broadcasts and casts are nodes of their own, so
+no pass ever asks how two shapes combine. Every walk uses an explicit stack.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+BOOL, I32, I64, F32, F64 = map(np.dtype, ("bool", "int32", "int64", "float32", "float64"))
+DTYPES = (BOOL, I32, I64, F32, F64)
+Shape = tuple[int, ...]
+
+# Pointwise ops by the dtypes they take ("b" bool, "i" integers, "f" floats) and what they give
+# ("same", "bool"). The names are NumPy's, and so is the meaning, dtype by dtype.
+UNARY = {
+    "negative": ("if", "same"), "abs": ("if", "same"), "sign": ("if", "same"),
+    "exp": ("f", "same"), "expm1": ("f", "same"), "log": ("f", "same"), "log1p": ("f", "same"),
+    "log2": ("f", "same"), "log10": ("f", "same"), "sqrt": ("f", "same"), "cbrt": ("f", "same"),
+    "sin": ("f", "same"), "cos": ("f", "same"), "tan": ("f", "same"), "arcsin": ("f", "same"),
+    "arccos": ("f", "same"), "arctan": ("f", "same"), "sinh": ("f", "same"), "cosh": ("f", "same"),
+    "tanh": ("f", "same"), "erf": ("f", "same"), "sigmoid": ("f", "same"),
+    "floor": ("f", "same"), "ceil": ("f", "same"), "rint": ("f", "same"),
+    "isnan": ("f", "bool"), "isinf": ("f", "bool"), "isfinite": ("f", "bool"),
+    "logical_not": ("b", "bool"), "copy": ("bif", "same"),
+}  # fmt: skip
+BINARY = {
+    "add": ("if", "same"), "subtract": ("if", "same"), "multiply": ("if", "same"),
+    "divide": ("f", "same"), "power": ("if", "same"), "arctan2": ("f", "same"),
+    "floor_divide": ("if", "same"), "remainder": ("if", "same"),
+    "maximum": ("bif", "same"), "minimum": ("bif", "same"),
+    "logical_and": ("b", "bool"), "logical_or": ("b", "bool"), "logical_xor": ("b", "bool"),
+    "equal": ("bif", "bool"), "not_equal": ("bif", "bool"), "less": ("bif", "bool"),
+    "less_equal": ("bif", "bool"), "greater": ("bif", "bool"), "greater_equal": ("bif", "bool"),
+}  # fmt: skip
+POINTWISE = {*UNARY, *BINARY, "where", "cast", "take"}
+VIEWS = {"reshape", "transpose", "broadcast", "slice"}
+REDUCTIONS = {"sum": "if", "prod": "if", "max": "bif", "min": "bif"}
+LEAVES = {"input", "const", "iota"}
+OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random"}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One value. `index` is its place in the order of tracing."""
+
+    op: str
+    inputs: tuple["Node", ...]
+    params: tuple[tuple[str, Any], ...]
+    shape: Shape
+    dtype: np.dtype
+    index: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def param(self, name: str) -> Any:
+        return dict(self.params)[name]
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.dtype.name}{list(self.shape)} #{self.index}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition on values: if the 0-d bool `bad` is true, the call raises `error(message)`."""
+
+    bad: Node
+    error: type[Exception]
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """`outputs` are returned; each (input, value) of `writes` is stored over the old contents of that
+    input after everything has been computed and every check has passed."""
+
+    name: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    writes: tuple[tuple[Node, Node], ...] = ()
+    checks: tuple[Check, ...] = ()
+    lines: dict[Node, str] = field(default_factory=dict)  # node -> "file:line" of the user's code
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (*self.outputs, *(v for _, v in self.writes), *(c.bad for c in self.checks))
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def walk(roots: Iterable[Node]) -> list[Node]:
+    """Every node below the roots, operands first."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [(r, False) for r in reversed(tuple(roots))]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(i, False) for i in reversed(node.inputs) if i not in seen]
+    return order
+
+
+class Table:
+    """Makes the nodes of one trace. Two calls with equal arguments give the same node."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[tuple, Node] = {}
+        self.inputs: list[Node] = []
+
+    def make(self, op: str, *inputs: Node, **params: Any) -> Node:
+        """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
+        shape, dtype = infer(op, inputs, params)
+        items = tuple(sorted(params.items()))
+        key = (op, inputs, tuple((k, type(v), repr(v)) for k, v in items))  # 1, True and 1.0 differ
+        node = self.nodes.get(key)
+        if node is None:
+            node = self.nodes[key] = Node(op, inputs, items, shape, dtype, len(self.nodes))
+        return node
+
+    def input(self, shape: Shape, dtype: Any, strides: Shape | None = None) -> Node:
+        """A new input. `strides` in elements; None is C order."""
+        node = self.make(
+            "input", index=len(self.inputs), shape=tuple(shape), dtype=np.dtype(dtype),
+            strides=None if strides is None else tuple(strides),
+        )  # fmt: skip
+        self.inputs.append(node)
+        return node
+
+    def const(self, value: Any, dtype: Any) -> Node:
+        """A 0-d literal of the given dtype."""
+        value = np.dtype(dtype).type(value)
+        return self.make("const", value=value.item(), dtype=np.dtype(dtype))
+
+
+class IRError(AssertionError):
+    """A node or graph that breaks the rules of the IR: always a bug of the compiler, never of the user."""
+
+
+def require(condition: Any, *what: Any) -> None:
+    if not condition:
+        raise IRError(" ".join(map(str, what)))
+
+
+def kind(dtype: np.dtype) -> str:
+    return dtype.kind
+
+
+def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Shape, np.dtype]:
+    """Shape and dtype of a node from its operands: the typing rules of the IR."""
+    p, shapes, dtypes = params, [i.shape for i in inputs], [i.dtype for i in inputs]
+
+    def arity(n: int) -> None:
+        require(len(inputs) == n, op, "takes", n, "operands, got", len(inputs))
+
+    if op in UNARY or op in BINARY:
+        arity(1 if op in UNARY else 2)
+        takes, gives = UNARY[op] if op in UNARY else BINARY[op]
+        require(len(set(shapes)) == 1 and len(set(dtypes)) == 1, op, "operands differ:", inputs)
+        require(dtypes[0].kind in takes, op, "does not take", dtypes[0])
+        return shapes[0], BOOL if gives == "bool" else dtypes[0]
+    match op:
+        case "input":
+            require(p["strides"] is None or len(p["strides"]) == len(p["shape"]), "strides", p)
+            require(p["dtype"] in DTYPES, "dtype", p["dtype"])
+            return p["shape"], p["dtype"]
+        case "const":
+            require(p["dtype"] in DTYPES, "dtype", p["dtype"])
+            return (), p["dtype"]
+        case "iota":  # the index along `axis`
+            require(0 <= p["axis"] < len(p["shape"]), "axis", p)
+            return p["shape"], I64
+        case "where":
+            arity(3)
+            require(dtypes[0] == BOOL and dtypes[1] == dtypes[2] and len(set(shapes)) == 1, op, inputs)
+            return shapes[0], dtypes[1]
+        case "cast":
+            arity(1)
+            require(p["dtype"] in DTYPES and p["dtype"] != dtypes[0], "cast to", p["dtype"])
+            return shapes[0], p["dtype"]
+        case "take":  # table (n, *rest), index int64 (*k) -> (*k, *rest); an index outside [0, n) is clamped
+            arity(2)
+            require(dtypes[1] == I64 and len(shapes[0]) >= 1, op, inputs)
+            return (*shapes[1], *shapes[0][1:]), dtypes[0]
+        case "reshape":
+            arity(1)
+            require(math.prod(p["shape"]) == inputs[0].size, op, inputs, p)
+            return p["shape"], dtypes[0]
+        case "transpose":
+            arity(1)
+            require(sorted(p["axes"]) == list(range(len(shapes[0]))), op, inputs, p)
+            return tuple(shapes[0][a] for a in p["axes"]), dtypes[0]
+        case "broadcast":  # same rank; axes of size 1 are repeated
+            arity(1)
+            new = p["shape"]
+            require(len(new) == len(shapes[0]), op, inputs, p)
+            require(all(s == n or s == 1 for s, n in zip(shapes[0], new, strict=True)), op, inputs, p)
+            return new, dtypes[0]
+        case "slice":  # per axis: start, step (nonzero, may be negative), size
+            arity(1)
+            for n, a, s, k in zip(shapes[0], p["starts"], p["steps"], p["sizes"], strict=True):
+                last = a + (k - 1) * s
+                require(k == 0 or (s and 0 <= a < n and 0 <= last < n), op, inputs, p)
+            return p["sizes"], dtypes[0]
+        case "sum" | "prod" | "max" | "min":  # reduced axes disappear; at least one axis
+            arity(1)
+            axes = p["axes"]
+            require(dtypes[0].kind in REDUCTIONS[op], op, "does not take", dtypes[0])
+            require(axes and list(axes) == sorted(set(axes)) and 0 <= axes[0] and axes[-1] < len(shapes[0]), op, p)
+            return tuple(s for i, s in enumerate(shapes[0]) if i not in axes), dtypes[0]
+        case "matmul":  # (*batch, m, k) @ (*batch, k, n), equal batches, floats
+            arity(2)
+            a, b = shapes
+            require(dtypes[0] == dtypes[1] and dtypes[0].kind == "f", op, inputs)
+            require(len(a) == len(b) >= 2 and a[:-2] == b[:-2] and a[-1] == b[-2], op, inputs)
+            return (*a[:-1], b[-1]), dtypes[0]
+        case "scatter_add":  # index int64 (*k), updates (*k, *rest) -> (rows, *rest), repeated rows add up
+            arity(2)
+            k = len(shapes[0])
+            require(dtypes[0] == I64 and shapes[1][:k] == shapes[0], op, inputs)
+            require(dtypes[1].kind in "if", op, inputs)
+            return (p["rows"], *shapes[1][k:]), dtypes[1]
+        case "assemble":  # base with pieces written over it, in order; piece i at base[starts_i :: steps_i]
+            require(len(inputs) >= 2 and len(p["starts"]) == len(p["steps"]) == len(inputs) - 1, op, p)
+            require(len(set(dtypes)) == 1, op, inputs)
+            for piece, start, step in zip(shapes[1:], p["starts"], p["steps"], strict=True):
+                for n, a, s, k in zip(shapes[0], start, step, piece, strict=True):
+                    last = a + (k - 1) * s
+                    require(k == 0 or (s and 0 <= a < n and 0 <= last < n), op, inputs, p)
+            return shapes[0], dtypes[0]
+        case "cumsum":  # along the last axis
+            arity(1)
+            require(dtypes[0].kind in "if" and shapes[0], op, inputs)
+            return shapes[0], dtypes[0]
+        case "argsort":  # stable, ascending along the last axis, NaN last, as numpy.argsort(kind="stable")
+            arity(1)
+            require(shapes[0], op, inputs)
+            return shapes[0], I64
+        case "random":  # state int64 (6,): Philox key (2) and counter (4) -> uniform [0, 1), see core/random.py
+            arity(1)
+            require(dtypes[0] == I64 and shapes[0] == (6,), op, inputs)
+            require(p["dtype"] in (F32, F64), op, p)
+            return p["shape"], p["dtype"]
+    raise IRError(f"unknown op {op!r}")
+
+
+def check(graph: Graph) -> None:
+    """Re-infer every node; raise `IRError` on the first that does not hold."""
+    order = walk(graph.roots)
+    inputs = set(graph.inputs)
+    for n in order:
+        require(infer(n.op, n.inputs, dict(n.params)) == (n.shape, n.dtype), "inference differs:", n)
+        require(n.op != "input" or n in inputs, "input not listed:", n)
+    for target, value in graph.writes:
+        require(target.op == "input" and target in inputs, "write to", target)
+        require((target.shape, target.dtype) == (value.shape, value.dtype), "write", target, value)
+    require(len({t for t, _ in graph.writes}) == len(graph.writes), "an input is written twice")
+    for c in graph.checks:
+        require(c.bad.shape == () and c.bad.dtype == BOOL, "check", c.bad)
+
+
+def show(graph: Graph) -> str:
+    """The graph as text, one node a line; names are made here and exist nowhere else."""
+    order = walk((*graph.inputs, *graph.roots))
+    names = {n: f"%{i}" for i, n in enumerate(order)}
+    lines = [f"graph {graph.name}:"]
+    for n in order:
+        params = ", ".join(
+            f"{k}={v.name if isinstance(v, np.dtype) else v}" for k, v in n.params
+            if not (n.op in ("input", "iota", "random", "reshape", "broadcast") and k == "shape") and v is not None
+        )  # fmt: skip
+        args = ", ".join([names[i] for i in n.inputs] + ([params] if params else []))
+        where = graph.lines.get(n)
+        text = f"  {names[n]}: {n.dtype.name}[{','.join(map(str, n.shape))}] = {n.op}({args})"
+        lines.append(f"{text}   # {where}" if where else text)
+    lines += [f"  write {names[t]} <- {names[v]}" for t, v in graph.writes]
+    lines += [f"  check {names[c.bad]}: {c.error.__name__}: {c.message}" for c in graph.checks]
+    lines.append(f"  return {', '.join(names[o] for o in graph.outputs)}")
+    return "\n".join(lines)

@@ -1,0 +1,132 @@
+"""The array namespaces that op records are written against.
+
+`NUMPY` computes: NumPy's own functions under NumPy's names, and the few that NumPy lacks. `TENSORS`
+is filled by the op records themselves: the same names as ops on tensors, so that a gradient rule run
+on it is recorded and can be differentiated again. The third namespace, the recorder of
+`eo.compile`, has the same names and lives in `everyo.compile.trace`.
+"""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+TENSORS = SimpleNamespace()  # name -> differentiable op on tensors; see everyo.core.op
+
+
+
+def kind_of(x: Any) -> str:
+    """The kind of an array's or tensor's dtype: "f" floating, "i" integer, "b" bool."""
+    return np.dtype(x.dtype).kind
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    dtype = np.result_type(x.dtype, np.float16)
+    return np.asarray(_erf(x.astype(np.float64))).astype(dtype)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)) without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, np.divide(1, 1 + e), np.divide(e, 1 + e))
+
+
+def astype(x: np.ndarray, dtype: Any) -> np.ndarray:
+    return np.asarray(x).astype(dtype, copy=False)
+
+
+def copy(x: np.ndarray) -> np.ndarray:
+    return np.array(x)
+
+
+def getitem(x: np.ndarray, key: Any) -> np.ndarray:
+    return x[key]
+
+
+def put(x: np.ndarray, key: Any, value: Any) -> np.ndarray:
+    """`x` with `value` stored at `key`, as a new array."""
+    out = np.array(x)
+    out[key] = value
+    return out
+
+
+def put_add(shape: tuple[int, ...], key: Any, value: np.ndarray) -> np.ndarray:
+    """Zeros of `shape` with `value` added at `key`; repeated indices add up. The adjoint of getitem."""
+    out = np.zeros(shape, value.dtype)
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, np.ndarray) for k in parts):
+        np.add.at(out, key, value)
+    else:
+        out[key] = value
+    return out
+
+
+def pick(x: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """x[..., index[...]]: one element of each row, (..., n), (...) -> (...)."""
+    return np.take_along_axis(x, index[..., None], -1)[..., 0]
+
+
+def spread(g: np.ndarray, index: np.ndarray, n: int) -> np.ndarray:
+    """The adjoint of pick: rows of n zeros with `g` at `index`."""
+    out = np.zeros((*g.shape, n), g.dtype)
+    np.put_along_axis(out, index[..., None], g[..., None], -1)
+    return out
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a, b)
+
+
+def random(state: np.ndarray, *, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Uniform numbers in [0, 1) from the Philox state (key, counter) of `everyo.core.random`."""
+    words = state.view(np.uint64)
+    count = math.prod(shape)
+    bits = np.random.Philox(key=words[:2], counter=words[2:]).random_raw(count)
+    if np.dtype(dtype) == np.float64:
+        return ((bits >> np.uint64(11)) * 2.0**-53).reshape(shape)
+    narrow = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return narrow.reshape(shape).astype(dtype, copy=False)
+
+
+def require(condition: Any, error: type[Exception], message: str) -> None:
+    """Raise `error(message)` unless `condition` (a 0-d bool array) holds."""
+    if not condition:
+        raise error(message)
+
+
+def iota(shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """The index along `axis`, int64."""
+    column = [-1 if i == axis else 1 for i in range(len(shape))]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(column), shape)
+
+
+def argsort(x: np.ndarray, *, axis: int) -> np.ndarray:
+    return np.argsort(x, axis=axis, kind="stable")
+
+
+def _named(names: str) -> dict[str, Any]:
+    return {name: getattr(np, name) for name in names.split()}
+
+
+def _merge(*arrays: Sequence[Any], axis: int) -> np.ndarray:
+    return np.concatenate(arrays, axis=axis)
+
+
+NUMPY = SimpleNamespace(
+    **_named(
+        "add subtract multiply divide negative power exp expm1 log log1p log2 log10 sqrt cbrt square "
+        "reciprocal abs sign sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh floor ceil rint "
+        "floor_divide remainder maximum minimum isnan isinf isfinite equal not_equal less less_equal "
+        "greater greater_equal logical_and logical_or logical_xor logical_not where sum prod max min "
+        "any all cumsum argmax argmin reshape transpose broadcast_to flip zeros ones full"
+    ),
+    erf=erf, sigmoid=sigmoid, astype=astype, copy=copy, getitem=getitem, put=put, put_add=put_add,
+    pick=pick, spread=spread, matmul=matmul, random=random, require=require, iota=iota,
+    argsort=argsort, merge=_merge, asarray=np.asarray,
+)  # fmt: skip

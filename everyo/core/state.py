@@ -1,0 +1,47 @@
+"""State outside tensors: module buffers, optimizer scalars, attributes.
+
+Ordinary Python values in ordinary dicts. Reading and writing them goes through `load` and `store`, so
+that an active trace sees a value being read (it becomes an input of the compiled program) or written
+(it becomes a result that every call stores again).
+"""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from everyo.core.autograd import MODE, TRACES
+
+
+class Epoch:
+    """Counts the assignments (attributes, modes, rebinding) that a compiled call has to look at."""
+
+    now = 0
+
+
+def load(container: MutableMapping[str, Any], key: str) -> Any:
+    """The value at `key`."""
+    trace = MODE.trace if TRACES else None
+    return container[key] if trace is None else trace.load(container, key)
+
+
+def store(container: MutableMapping[str, Any], key: str, value: Any) -> None:
+    """Set the value at `key`."""
+    trace = MODE.trace if TRACES else None
+    if trace is None:
+        container[key] = value
+        Epoch.now += 1
+    else:
+        trace.store(container, key, value)
+
+
+class Scalar:
+    """A number kept in the owner's `_scalars`: a plain attribute for the user, an input for a trace."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else load(instance._scalars, self.name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        check = getattr(instance, "_check_scalar", None)
+        store(instance._scalars, self.name, value if check is None else check(self.name, value))

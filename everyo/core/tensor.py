@@ -1,0 +1,459 @@
+"""`Tensor`: an array with a place in the graph.
+
+The array is in the slot `_data` (read by the engine), the gradient in `_grad`, the node that computed
+the tensor in `grad_node`. Operators and most methods are installed by the op records. Everything that
+reads or writes values goes through a few hooks here (`data`, `grad`, `_write`), which hand over to the
+active trace, so that `eo.compile` sees state being read and written.
+"""
+
+import html
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from everyo.core import autograd
+from everyo.core.autograd import MODE, TRACES, Clock, current_trace
+from everyo.core.device import CPU, Device, device
+from everyo.core.dtype import DTypeLike, as_array, as_dtype
+from everyo.core.namespace import NUMPY, TENSORS
+from everyo.core.state import Epoch
+from everyo.exceptions import (
+    EveryODTypeError,
+    EveryOGradientError,
+    EveryOShapeError,
+)
+
+SHOWN = 1000  # tensors with more elements are not printed in full
+
+
+class Tensor:
+    """An n-dimensional array that can record how it was computed.
+
+    `data` is copied. Without `dtype`, Python numbers, lists and integers become float32, floating
+    NumPy arrays keep their precision, bool stays bool. Raises `EveryODTypeError` for ragged or
+    non-numeric data and `EveryOGradientError` for `requires_grad` on a non-floating tensor.
+    """
+
+    __slots__ = ("__weakref__", "_cell", "_data", "_grad", "_requires_grad", "grad_node", "name")
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        dtype: DTypeLike | None = None,
+        device: Any = "cpu",
+        requires_grad: bool = False,
+        name: str | None = None,
+    ) -> None:
+        _place(device)
+        trace = current_trace()
+        if trace is not None:
+            self._data = trace.new(data, dtype)
+        else:
+            self._data = as_array(data._data if isinstance(data, Tensor) else data, dtype)
+        self._grad = self._cell = self.grad_node = None
+        self._requires_grad = False
+        self.name = name
+        if requires_grad:
+            self.requires_grad = True
+
+    # ------------------------------------------------------------------ making tensors internally
+
+    @classmethod
+    def _wrap(cls, array: Any) -> "Tensor":
+        """A tensor over `array` itself, without a copy."""
+        out = Tensor.__new__(Tensor)
+        out._data = array
+        out._grad = out.name = out._cell = out.grad_node = None
+        out._requires_grad = False
+        return out
+
+    @classmethod
+    def _leaf(cls, tensor: "Tensor") -> "Tensor":
+        """A new leaf over the same data that requires gradients."""
+        out = cls._wrap(tensor._data)
+        out._cell = tensor.cell()
+        out._requires_grad = True
+        return out
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return self._data.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._data.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._data.size
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype, e.g. `"float32"`."""
+        return self._data.dtype.name
+
+    @property
+    def device(self) -> Device:
+        """Where the data lives."""
+        return CPU
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tensor was made by the user rather than by a tracked op."""
+        return self.grad_node is None
+
+    @property
+    def T(self) -> "Tensor":
+        """The tensor with its axes reversed."""
+        return TENSORS.transpose(self)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are computed for this tensor. Only floating tensors can require them."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value and self._data.dtype.kind != "f":
+            raise EveryOGradientError(
+                f"only floating point tensors can require gradients, this one is {self.dtype}; "
+                "convert it with astype('float32')"
+            )
+        if not value and self.grad_node is not None:
+            raise EveryOGradientError(
+                "requires_grad of a computed tensor cannot be switched off; use detach()"
+            )
+        self._requires_grad = bool(value)
+        Epoch.now += 1
+
+    # ------------------------------------------------------------------ values and gradients
+
+    @property
+    def data(self) -> Any:
+        """The live array behind the tensor; writing into it changes the tensor. Assigning an array
+        of the same shape replaces it, cast to the tensor's dtype."""
+        trace = MODE.trace if TRACES else None
+        return self._data if trace is None else trace.read(self)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        trace = current_trace()
+        if isinstance(value, Tensor):
+            value = value.data
+        shape = np.shape(value) if not hasattr(value, "shape") else value.shape
+        if shape != self.shape:
+            raise EveryOShapeError(f"data of shape {shape} cannot replace data of shape {self.shape}")
+        if trace is not None:
+            trace.rebind(self, value)
+        else:
+            self._data = np.array(value, self._data.dtype)
+            self._cell = None
+        Epoch.now += 1
+
+    @property
+    def grad(self) -> Any:
+        """The accumulated gradient, an array of the tensor's dtype and shape, or None."""
+        trace = MODE.trace if TRACES else None
+        return self._grad if trace is None else trace.get_grad(self)
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None and not isinstance(value, Tensor):
+            trace = current_trace()
+            if trace is not None:
+                value = trace.xp.astype(trace.array(value), self._data.dtype)
+            else:
+                value = np.asarray(value, self._data.dtype)
+        if value is not None and value.shape != self.shape:
+            raise EveryOGradientError(f"a gradient of shape {value.shape} for a tensor of shape {self.shape}")
+        self._store_grad(value)
+
+    def _store_grad(self, value: Any) -> None:
+        trace = MODE.trace if TRACES else None
+        if trace is None:
+            self._grad = value
+        else:
+            trace.set_grad(self, value)
+
+    def cell(self) -> list[int]:
+        """The time of the last library write to this tensor's memory; shared by views of it."""
+        if self._cell is None:
+            self._cell = [0]
+        return self._cell
+
+    def _write(self, value: Any, key: Any = ...) -> None:
+        """Store `value` (cast, broadcast) into the buffer at `key`, seen by every view of it."""
+        trace = MODE.trace if TRACES else None
+        if trace is None:
+            try:
+                self._data[key] = value
+            except (ValueError, IndexError) as error:
+                raise EveryOShapeError(f"cannot store a value of shape {np.shape(value)} in a tensor of shape "
+                                       f"{self.shape}: {error}") from None  # fmt: skip
+        else:
+            trace.write(self, value, key)
+        Clock.now += 1
+        self.cell()[0] = Clock.now
+
+    def backward(self, gradient: Any = None, *, create_graph: bool = False) -> None:
+        """Accumulate d(self)/d(leaf), weighted by `gradient`, into `.grad` of every leaf below.
+
+        `gradient` has the tensor's shape; without it the tensor must have one element. With
+        `create_graph=True` the gradients are tensors with a graph of their own. Raises
+        `EveryOGradientError` if nothing requires gradients, if the shape of `gradient` is wrong, or if
+        a saved value was overwritten; then no `.grad` has changed.
+        """
+        autograd.backward(self, gradient, create_graph=create_graph)
+
+    def zero_grad(self) -> None:
+        """Set `.grad` to None."""
+        self._store_grad(None)
+
+    def retain_grad(self) -> "Tensor":
+        """Keep `.grad` although this tensor is not a leaf. Returns the tensor."""
+        if not self._requires_grad:
+            raise EveryOGradientError("retain_grad() on a tensor that does not require gradients")
+        if self.grad_node is not None:
+            self.grad_node.retained = weakref.ref(self)
+        return self
+
+    def detach(self) -> "Tensor":
+        """The same data without a graph."""
+        out = Tensor._wrap(self._data)
+        out._cell = self.cell()
+        return out
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the data as a NumPy array."""
+        return np.array(self._concrete("numpy()"))
+
+    def tolist(self) -> Any:
+        """The data as nested lists of Python numbers."""
+        return self._concrete("tolist()").tolist()
+
+    def item(self) -> Any:
+        """The only element as a Python number; `ValueError` for any other size."""
+        if self.size != 1:
+            raise ValueError(f"item() needs exactly one element, the tensor has shape {self.shape}")
+        return self._concrete("item()").item()
+
+    def _concrete(self, what: str) -> np.ndarray:
+        """The data as numbers, which a traced tensor does not have."""
+        trace = current_trace()
+        if trace is not None:
+            return trace.concrete(self, what)
+        if type(self._data) is not np.ndarray:
+            return self._data.leaked(what)
+        return self._data
+
+    # ------------------------------------------------------------------ conversions
+
+    def astype(self, dtype: DTypeLike) -> "Tensor":
+        """Another dtype. To a floating dtype it stays in the graph; to int or bool it leaves it."""
+        target = as_dtype(dtype)
+        if target == self._data.dtype:
+            return TENSORS.identity(self)
+        return TENSORS.astype(self, target)
+
+    def to(self, device: Any = None, *, dtype: DTypeLike | None = None) -> "Tensor":
+        """The tensor on a device and in a dtype; itself if nothing changes."""
+        _place(device)
+        return self if dtype is None or as_dtype(dtype) == self._data.dtype else self.astype(dtype)
+
+    def cpu(self) -> "Tensor":
+        """The tensor on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, *, strict: bool = False) -> "Tensor":
+        """The tensor on the CUDA device if there is one (`strict=True`: or an error)."""
+        return self.to(device("cuda", strict=strict))
+
+    def clone(self) -> "Tensor":
+        """A differentiable copy with storage of its own."""
+        return TENSORS.identity(self)
+
+    # ------------------------------------------------------------------ Python protocols
+
+    def __getitem__(self, key: Any) -> "Tensor":
+        return TENSORS.index(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if MODE.grad and (self._requires_grad or (isinstance(value, Tensor) and value._requires_grad)):
+            raise EveryOGradientError(
+                "item assignment on a tensor that takes part in a graph; do it under no_grad(), or build the "
+                "result with where() or concatenate()"
+            )
+        TENSORS.assign(self, key, value)
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> "Tensor":
+        tracked = self._requires_grad or (isinstance(other, Tensor) and other._requires_grad)
+        if MODE.grad and tracked:
+            return function(self, other)
+        with autograd.no_grad():
+            result = function(self, other)
+        if result.shape != self.shape:
+            raise EveryOShapeError(
+                f"in-place: a result of shape {result.shape} does not fit a tensor of shape {self.shape}"
+            )
+        if not np.can_cast(result._data.dtype, self._data.dtype, "same_kind"):
+            raise EveryODTypeError(f"in-place: a result of dtype {result.dtype} does not fit {self.dtype}")
+        self._write(result.data)
+        return self
+
+    def __iadd__(self, other: Any) -> "Tensor":
+        return self._in_place(TENSORS.add, other)
+
+    def __isub__(self, other: Any) -> "Tensor":
+        return self._in_place(TENSORS.subtract, other)
+
+    def __imul__(self, other: Any) -> "Tensor":
+        return self._in_place(TENSORS.multiply, other)
+
+    def __itruediv__(self, other: Any) -> "Tensor":
+        return self._in_place(TENSORS.divide, other)
+
+    def __ipow__(self, other: Any) -> "Tensor":
+        return self._in_place(TENSORS.power, other)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator["Tensor"]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(f"the truth value of a tensor of shape {self.shape} is ambiguous; use any() or all()")
+        return bool(self._concrete("bool()"))
+
+    def __float__(self) -> float:
+        return float(self.item() if current_trace() is None else self._concrete("float()"))
+
+    def __int__(self) -> int:
+        return int(self.item() if current_trace() is None else self._concrete("int()"))
+
+    def __index__(self) -> int:
+        if self._data.dtype.kind not in "iu" or self.shape:
+            raise TypeError(f"only a 0-d integer tensor can be an index, not {self.dtype}{self.shape}")
+        return int(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    __hash__ = object.__hash__
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        data = self._concrete("numpy.asarray()")
+        return np.array(data, dtype) if copy or copy is None else np.asarray(data, dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        function = getattr(TENSORS, ufunc.__name__, None)
+        if method != "__call__" or kwargs or function is None:
+            return NotImplemented
+        return function(*inputs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        function = getattr(TENSORS, func.__name__, None)
+        if function is None or not (func.__module__ or "").startswith("numpy"):
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if self._requires_grad:
+            raise EveryOGradientError("DLPack export of a tensor that requires gradients; use detach()")
+        return self._concrete("DLPack export").__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._concrete("DLPack export").__dlpack_device__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.grad_node is not None:
+            raise EveryOGradientError("only leaf tensors can be pickled or deep-copied; use detach()")
+        return {**getattr(self, "__dict__", {}), "_data": self._data, "_grad": self._grad,
+                "_requires_grad": self._requires_grad, "name": self.name}  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._cell = self.grad_node = None
+        for key, value in state.items():
+            setattr(self, key, value)
+
+    def __repr__(self) -> str:
+        if type(self._data) is not np.ndarray:
+            body = "traced"
+        elif self.size > SHOWN:
+            return f"<Tensor shape={self.shape} dtype={self.dtype} with {self.size} elements>"
+        else:
+            body = np.array2string(self._data, separator=", ", prefix="Tensor(")
+        grad = ", requires_grad=True" if self._requires_grad else ""
+        return f"Tensor({body}, shape={self.shape}, dtype={self.dtype}{grad})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _place(spec: Any) -> None:
+    if spec is not None and spec != "cpu":
+        device(spec)
+
+
+def tensor(
+    data: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = "cpu",
+    requires_grad: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """A new tensor from numbers, lists, arrays or another tensor; the data is copied.
+
+    >>> tensor([1, 2, 3]).dtype
+    'float32'
+    """
+    return Tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, name=name)
+
+
+def as_tensor(data: Any, *, device: Any = None, dtype: DTypeLike | None = None) -> Tensor:
+    """`data` as a tensor: a tensor itself, an array of a supported dtype shared, the rest copied."""
+    _place(device)
+    if isinstance(data, Tensor):
+        return data if dtype is None else data.astype(dtype)
+    trace = current_trace()
+    if trace is not None:
+        return Tensor._wrap(trace.new(data, dtype, share=True))
+    if isinstance(data, np.ndarray) and data.dtype.kind in "fb" and (dtype is None or as_dtype(dtype) == data.dtype):
+        return Tensor._wrap(data if data.dtype.itemsize <= 8 else as_array(data))
+    return Tensor._wrap(as_array(data, dtype))
+
+
+def is_tensor(obj: Any) -> bool:
+    """Whether `obj` is a `Tensor`."""
+    return isinstance(obj, Tensor)
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor that shares the memory of any CPU array with `__dlpack__`."""
+    return as_tensor(np.from_dlpack(source))
+
+
+TENSORS.as_tensor = as_tensor
+TENSORS.ones = lambda shape, dtype: Tensor._wrap(autograd.namespace().ones(shape, dtype))
+TENSORS.zeros = lambda shape, dtype: Tensor._wrap(autograd.namespace().zeros(shape, dtype))
+TENSORS.full = lambda shape, value, dtype: Tensor._wrap(autograd.namespace().full(shape, value, dtype))
+TENSORS.iota = lambda shape, axis: Tensor._wrap(autograd.namespace().iota(shape, axis))
+TENSORS.require = lambda condition, error, message: autograd.namespace().require(
+    condition.data if isinstance(condition, Tensor) else condition, error, message
+)
+NUMPY.as_tensor = as_tensor
