@@ -112,7 +112,9 @@ def unbroadcast(gradient: Any, shape: tuple[int, ...], xp: Any = None) -> Any:
     return xp.reshape(xp.sum(gradient, axis=axes, keepdims=False), shape)
 
 
-def propagate(root: Any, seed: Any, xp: Any, wanted: Iterable[Any] | None = None) -> list[tuple[Any, Any]]:
+def propagate(
+    root: Any, seed: Any, xp: Any, wanted: Iterable[Any] | None = None
+) -> list[tuple[Any, Any]]:
     """Carry `seed` back from `root`; the (tensor, gradient) pairs of leaves and retained tensors,
     or of exactly the `wanted` tensors. Nothing is stored: a failure changes nothing."""
     through = xp is TENSORS

@@ -64,7 +64,9 @@ def device(spec: Any = "cpu", *, strict: bool = False) -> Device:
             return device("cuda") if _cuda_reason() is None else CPU
         match = re.fullmatch(r"([a-z]+)(?::(-?\d+))?", text)
         if match is None:
-            raise EveryODeviceError(f"Invalid device string {spec!r}; use 'cpu', 'cuda' or 'cuda:N'")
+            raise EveryODeviceError(
+                f"Invalid device string {spec!r}; use 'cpu', 'cuda' or 'cuda:N'"
+            )
         name = "cuda" if match[1] == "gpu" else match[1]
         wanted = Device(name, int(match[2] or 0))
     if not wanted.is_cuda:

@@ -30,11 +30,17 @@ def gradcheck(
     arrays = [np.array(as_tensor(x)._concrete("gradcheck()")) for x in inputs]
     floats = [i for i, a in enumerate(arrays) if a.dtype.kind == "f"]
     if any(arrays[i].dtype != np.float64 for i in floats) or not floats:
-        raise EveryODTypeError(f"gradcheck needs float64 inputs, got {[a.dtype.name for a in arrays]}")
+        raise EveryODTypeError(
+            f"gradcheck needs float64 inputs, got {[a.dtype.name for a in arrays]}"
+        )
     generator = np.random.default_rng(0)
 
-    def run(values: Sequence[np.ndarray], weights: np.ndarray | None = None) -> tuple[Any, list[Tensor]]:
-        tensors = [Tensor(a, dtype=a.dtype, requires_grad=i in floats) for i, a in enumerate(values)]
+    def run(
+        values: Sequence[np.ndarray], weights: np.ndarray | None = None
+    ) -> tuple[Any, list[Tensor]]:
+        tensors = [
+            Tensor(a, dtype=a.dtype, requires_grad=i in floats) for i, a in enumerate(values)
+        ]
         out = fn(*tensors)
         if weights is not None:
             return float((out._data * weights).sum()), tensors
@@ -51,7 +57,9 @@ def gradcheck(
         return (run(plus, weights)[0] - run(minus, weights)[0]) / (2 * eps)
 
     for i in floats:
-        analytic = np.zeros(arrays[i].shape) if tensors[i].grad is None else np.asarray(tensors[i].grad)
+        analytic = (
+            np.zeros(arrays[i].shape) if tensors[i].grad is None else np.asarray(tensors[i].grad)
+        )
         for _ in range(DIRECTIONS):
             d = generator.standard_normal(arrays[i].shape)
             want, got = numeric(i, d), float((analytic * d).sum())
@@ -63,7 +71,12 @@ def gradcheck(
 
 
 def _name_the_worst(
-    i: int, x: np.ndarray, analytic: np.ndarray, numeric: Callable[[int, np.ndarray], float], atol: float, rtol: float
+    i: int,
+    x: np.ndarray,
+    analytic: np.ndarray,
+    numeric: Callable[[int, np.ndarray], float],
+    atol: float,
+    rtol: float,
 ) -> None:
     worst, at, values = 0.0, None, (0.0, 0.0)
     for k in np.ndindex(x.shape):

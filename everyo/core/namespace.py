@@ -16,7 +16,6 @@ import numpy as np
 TENSORS = SimpleNamespace()  # name -> differentiable op on tensors; see everyo.core.op
 
 
-
 def kind_of(x: Any) -> str:
     """The kind of an array's or tensor's dtype: "f" floating, "i" integer, "b" bool."""
     return np.dtype(x.dtype).kind

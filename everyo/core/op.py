@@ -65,7 +65,9 @@ class Op:
     signature: str
     samples: tuple[Sample, ...]
     reference: Callable[..., Any] | None
-    primitive: str | None  # the pointwise instruction of the code generators that this op is, if any
+    primitive: (
+        str | None
+    )  # the pointwise instruction of the code generators that this op is, if any
     view: bool
     plain: str  # operands that keep their own dtype beside a floating tensor: letters as in `saves`
 
@@ -111,7 +113,10 @@ def op(
             and arity is None else vjp  # fmt: skip
         public_signature = inspect.Signature(
             [p.replace(annotation=p.empty) for p in declared if p.kind is not p.KEYWORD_ONLY]
-            + [p.replace(kind=p.KEYWORD_ONLY if arity == -1 else p.POSITIONAL_OR_KEYWORD) for p in params]
+            + [
+                p.replace(kind=p.KEYWORD_ONLY if arity == -1 else p.POSITIONAL_OR_KEYWORD)
+                for p in params
+            ]
         )
         record = Op(
             name, forward, rules, (saves,) if isinstance(saves, str) else saves, kind,
@@ -212,7 +217,11 @@ def _record(op: Op, args: tuple, data: list, out: Tensor, params: dict[str, Any]
     """Hang a node on `out`: the closure holds the arrays, never `out` itself, so no cycle exists."""
     positions, parents = [], []
     for i, a in enumerate(args):
-        if isinstance(a, Tensor) and a._requires_grad and (op.vjp is DERIVED or op.rule(i) is not None):
+        if (
+            isinstance(a, Tensor)
+            and a._requires_grad
+            and (op.vjp is DERIVED or op.rule(i) is not None)
+        ):
             positions.append(i)
             parents.append(a)
     if not parents:
@@ -233,7 +242,9 @@ def _record(op: Op, args: tuple, data: list, out: Tensor, params: dict[str, Any]
             elif isinstance(held := args[ord(letter) - 97], Tensor):
                 saved.append(held)
             elif held is data[ord(letter) - 97] and type(held) is np.ndarray:
-                data[ord(letter) - 97] = held.copy()  # the caller may change the array before backward
+                data[ord(letter) - 97] = (
+                    held.copy()
+                )  # the caller may change the array before backward
 
         def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
             if through is None:
@@ -245,7 +256,9 @@ def _record(op: Op, args: tuple, data: list, out: Tensor, params: dict[str, Any]
     out._requires_grad = True
 
 
-def _derived(op: Op, args: tuple, positions: list[int], params: dict[str, Any]) -> Callable[..., Any]:
+def _derived(
+    op: Op, args: tuple, positions: list[int], params: dict[str, Any]
+) -> Callable[..., Any]:
     """The gradient of a composite without rules: its forward, run on tensors and walked back."""
 
     def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
@@ -273,8 +286,10 @@ def _share(source: Any, out: Tensor) -> None:
     """A view and its source see each other's writes: one cell for both."""
     if isinstance(source, Tensor):
         a, b = source._data, out._data
-        if type(b) is not np.ndarray or b is a or (b.base if b.base is not None else b) is (
-            a.base if a.base is not None else a
+        if (
+            type(b) is not np.ndarray
+            or b is a
+            or (b.base if b.base is not None else b) is (a.base if a.base is not None else a)
         ):
             out._cell = source.cell()
 
@@ -311,7 +326,9 @@ def explain(op: Op, error: Exception, data: Sequence[Any], params: dict[str, Any
         return EveryOIndexError(f"{op.name}: {text} (shape {shapes[0]})")
     if isinstance(error, TypeError):
         dtypes = [getattr(a, "dtype", type(a).__name__) for a in data]
-        return EveryODTypeError(f"{op.name} does not take operands of dtype {', '.join(map(str, dtypes))}: {text}")
+        return EveryODTypeError(
+            f"{op.name} does not take operands of dtype {', '.join(map(str, dtypes))}: {text}"
+        )
     if op.kind == "elementwise" and "integer power" not in text and "Integers" not in text:
         named = " and ".join(map(str, shapes))
         return EveryOShapeError(

@@ -43,7 +43,9 @@ class Generator:
         u = self.uniform((2, half), dtype)
         radius = xp.sqrt(xp.multiply(xp.log(xp.subtract(1, xp.getitem(u, (0,)))), -2.0))
         angle = xp.multiply(xp.getitem(u, (1,)), 2 * math.pi)
-        both = xp.merge(xp.multiply(radius, xp.cos(angle)), xp.multiply(radius, xp.sin(angle)), axis=0)
+        both = xp.merge(
+            xp.multiply(radius, xp.cos(angle)), xp.multiply(radius, xp.sin(angle)), axis=0
+        )
         return xp.reshape(xp.getitem(both, (slice(0, n),)), shape)
 
     def seed(self, seed: int | None) -> None:
@@ -58,7 +60,9 @@ class Generator:
         """Continue from a state that `get_state` returned."""
         words = np.asarray(state)
         if words.shape != (6,) or words.dtype.kind not in "iu":
-            raise EveryOShapeError(f"a random state is 6 integers, got shape {words.shape}, dtype {words.dtype}")
+            raise EveryOShapeError(
+                f"a random state is 6 integers, got shape {words.shape}, dtype {words.dtype}"
+            )
         self.state._write(words.astype(np.int64))
 
     def __deepcopy__(self, memo: dict) -> "Generator":
@@ -76,7 +80,9 @@ class Generator:
 
 def seeded(seed: int | None) -> np.ndarray:
     """The state that starts the stream of a seed: NumPy's own Philox(seed)."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0
+    ):
         raise ValueError(f"a seed is a non-negative int or None, got {seed!r}")
     key = np.random.SeedSequence(None if seed is None else int(seed)).generate_state(2, np.uint64)
     return np.concatenate([key, np.zeros(4, np.uint64)]).view(np.int64)

@@ -151,7 +151,9 @@ class Tensor:
             value = value.data
         shape = np.shape(value) if not hasattr(value, "shape") else value.shape
         if shape != self.shape:
-            raise EveryOShapeError(f"data of shape {shape} cannot replace data of shape {self.shape}")
+            raise EveryOShapeError(
+                f"data of shape {shape} cannot replace data of shape {self.shape}"
+            )
         if trace is not None:
             trace.rebind(self, value)
         else:
@@ -174,7 +176,9 @@ class Tensor:
             else:
                 value = np.asarray(value, self._data.dtype)
         if value is not None and value.shape != self.shape:
-            raise EveryOGradientError(f"a gradient of shape {value.shape} for a tensor of shape {self.shape}")
+            raise EveryOGradientError(
+                f"a gradient of shape {value.shape} for a tensor of shape {self.shape}"
+            )
         self._store_grad(value)
 
     def _store_grad(self, value: Any) -> None:
@@ -287,7 +291,9 @@ class Tensor:
         return TENSORS.index(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if MODE.grad and (self._requires_grad or (isinstance(value, Tensor) and value._requires_grad)):
+        if MODE.grad and (
+            self._requires_grad or (isinstance(value, Tensor) and value._requires_grad)
+        ):
             raise EveryOGradientError(
                 "item assignment on a tensor that takes part in a graph; do it under no_grad(), or build the "
                 "result with where() or concatenate()"
@@ -305,7 +311,9 @@ class Tensor:
                 f"in-place: a result of shape {result.shape} does not fit a tensor of shape {self.shape}"
             )
         if not np.can_cast(result._data.dtype, self._data.dtype, "same_kind"):
-            raise EveryODTypeError(f"in-place: a result of dtype {result.dtype} does not fit {self.dtype}")
+            raise EveryODTypeError(
+                f"in-place: a result of dtype {result.dtype} does not fit {self.dtype}"
+            )
         self._write(result.data)
         return self
 
@@ -336,7 +344,9 @@ class Tensor:
 
     def __bool__(self) -> bool:
         if self.size != 1:
-            raise ValueError(f"the truth value of a tensor of shape {self.shape} is ambiguous; use any() or all()")
+            raise ValueError(
+                f"the truth value of a tensor of shape {self.shape} is ambiguous; use any() or all()"
+            )
         return bool(self._concrete("bool()"))
 
     def __float__(self) -> float:
@@ -347,7 +357,9 @@ class Tensor:
 
     def __index__(self) -> int:
         if self._data.dtype.kind not in "iu" or self.shape:
-            raise TypeError(f"only a 0-d integer tensor can be an index, not {self.dtype}{self.shape}")
+            raise TypeError(
+                f"only a 0-d integer tensor can be an index, not {self.dtype}{self.shape}"
+            )
         return int(self)
 
     def __format__(self, spec: str) -> str:
@@ -357,7 +369,9 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         data = self._concrete("numpy.asarray()")
-        return np.array(data, dtype) if copy or copy is None else np.asarray(data, dtype, copy=False)
+        return (
+            np.array(data, dtype) if copy or copy is None else np.asarray(data, dtype, copy=False)
+        )
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         function = getattr(TENSORS, ufunc.__name__, None)
@@ -373,7 +387,9 @@ class Tensor:
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         if self._requires_grad:
-            raise EveryOGradientError("DLPack export of a tensor that requires gradients; use detach()")
+            raise EveryOGradientError(
+                "DLPack export of a tensor that requires gradients; use detach()"
+            )
         return self._concrete("DLPack export").__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -381,7 +397,9 @@ class Tensor:
 
     def __getstate__(self) -> dict[str, Any]:
         if self.grad_node is not None:
-            raise EveryOGradientError("only leaf tensors can be pickled or deep-copied; use detach()")
+            raise EveryOGradientError(
+                "only leaf tensors can be pickled or deep-copied; use detach()"
+            )
         return {**getattr(self, "__dict__", {}), "_data": self._data, "_grad": self._grad,
                 "_requires_grad": self._requires_grad, "name": self.name}  # fmt: skip
 
@@ -433,7 +451,11 @@ def as_tensor(data: Any, *, device: Any = None, dtype: DTypeLike | None = None) 
     trace = current_trace()
     if trace is not None:
         return Tensor._wrap(trace.new(data, dtype, share=True))
-    if isinstance(data, np.ndarray) and data.dtype.kind in "fb" and (dtype is None or as_dtype(dtype) == data.dtype):
+    if (
+        isinstance(data, np.ndarray)
+        and data.dtype.kind in "fb"
+        and (dtype is None or as_dtype(dtype) == data.dtype)
+    ):
         return Tensor._wrap(data if data.dtype.itemsize <= 8 else as_array(data))
     return Tensor._wrap(as_array(data, dtype))
 
@@ -451,7 +473,9 @@ def from_dlpack(source: Any) -> Tensor:
 TENSORS.as_tensor = as_tensor
 TENSORS.ones = lambda shape, dtype: Tensor._wrap(autograd.namespace().ones(shape, dtype))
 TENSORS.zeros = lambda shape, dtype: Tensor._wrap(autograd.namespace().zeros(shape, dtype))
-TENSORS.full = lambda shape, value, dtype: Tensor._wrap(autograd.namespace().full(shape, value, dtype))
+TENSORS.full = lambda shape, value, dtype: Tensor._wrap(
+    autograd.namespace().full(shape, value, dtype)
+)
 TENSORS.iota = lambda shape, axis: Tensor._wrap(autograd.namespace().iota(shape, axis))
 TENSORS.require = lambda condition, error, message: autograd.namespace().require(
     condition.data if isinstance(condition, Tensor) else condition, error, message

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from everyo.core import autograd
-from everyo.core.autograd import MODE, enable_grad, propagate, seed_for, set_grad_enabled, topological_order
+from everyo.core.autograd import (
+    MODE,
+    enable_grad,
+    propagate,
+    seed_for,
+    set_grad_enabled,
+    topological_order,
+)
 from everyo.core.namespace import TENSORS
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOGradientError
@@ -22,7 +29,9 @@ def _variable(value: Any) -> Tensor:
     """A tensor to differentiate by: a fresh leaf, or a node above `value` where it has a graph."""
     t = as_tensor(value)
     if t._data.dtype.kind != "f":
-        raise EveryOGradientError(f"cannot differentiate by a {t.dtype} argument; it must be floating point")
+        raise EveryOGradientError(
+            f"cannot differentiate by a {t.dtype} argument; it must be floating point"
+        )
     return TENSORS.identity(t) if t.requires_grad and MODE.grad else Tensor._leaf(t)
 
 
@@ -50,7 +59,9 @@ def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(i % count for i in given)
 
 
-def value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
     """A function that returns (fn(*args), gradient).
 
     `fn` returns a tensor with one element, or with `has_aux=True` a pair (tensor, anything). The
@@ -68,10 +79,14 @@ def value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has
         result = out[0] if has_aux else out
         if not isinstance(result, Tensor) or result.size != 1:
             shape = result.shape if isinstance(result, Tensor) else type(result).__name__
-            raise EveryOGradientError(f"grad needs a function whose result is one number (a scalar tensor), got {shape}")
+            raise EveryOGradientError(
+                f"grad needs a function whose result is one number (a scalar tensor), got {shape}"
+            )
         gradients = _gradients(result, None, [replaced[i] for i in at])
         fresh = all(replaced[i].is_leaf for i in at) and not any(g.requires_grad for g in gradients)
-        value = result.detach() if fresh and not _depends(result, [replaced[i] for i in at]) else result
+        value = (
+            result.detach() if fresh and not _depends(result, [replaced[i] for i in at]) else result
+        )
         value = (value, *out[1:]) if has_aux else value
         return value, gradients[0] if isinstance(argnums, int) else tuple(gradients)
 
@@ -99,7 +114,9 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[.
     return wrapped
 
 
-def vjp(fn: Callable[..., Any], *primals: Any) -> tuple[Tensor, Callable[[Any], tuple[Tensor, ...]]]:
+def vjp(
+    fn: Callable[..., Any], *primals: Any
+) -> tuple[Tensor, Callable[[Any], tuple[Tensor, ...]]]:
     """(fn(*primals), pullback): the pullback maps a gradient of the result to those of the primals."""
     with enable_grad():
         variables = [_variable(p) for p in primals]

@@ -75,5 +75,3 @@ def binary_cross_entropy_with_logits(xp, logits, target):
     """max(z, 0) - z * t + log1p(exp(-|z|)), elementwise; its gradient is sigmoid(z) - t."""
     soft = xp.log1p(xp.exp(xp.negative(xp.abs(logits))))
     return xp.add(xp.subtract(xp.maximum(logits, 0), xp.multiply(logits, target)), soft)
-
-

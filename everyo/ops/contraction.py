@@ -87,7 +87,9 @@ def matmul(a: Any, b: Any) -> Tensor:
             raise EveryOShapeError(
                 f"matmul: inner dimensions differ: a {left} @ b {right}, {left[-1]} != {inner}{hint}"
             ) from None
-        raise EveryOShapeError(f"matmul: cannot broadcast the batches of shapes {left} and {right}") from None
+        raise EveryOShapeError(
+            f"matmul: cannot broadcast the batches of shapes {left} and {right}"
+        ) from None
 
 
 MATMUL = matmul_.op
@@ -101,7 +103,9 @@ def dot(a: Any, b: Any) -> Tensor:
     """The inner product of two vectors, 0-d; `matmul` for other ranks."""
     a, b = as_tensor(a), as_tensor(b)
     if len(a.shape) == len(b.shape) == 1 and a.shape != b.shape:
-        raise EveryOShapeError(f"dot: vectors of {a.shape[0]} and {b.shape[0]} elements; inner dimensions differ")
+        raise EveryOShapeError(
+            f"dot: vectors of {a.shape[0]} and {b.shape[0]} elements; inner dimensions differ"
+        )
     return matmul(a, b)
 
 
@@ -117,14 +121,23 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Tensor:
         left, right = tuple(range(len(a.shape) - int(axes), len(a.shape))), tuple(range(int(axes)))
     else:
         pair = [x if isinstance(x, tuple | list) else (x,) for x in axes]
-        left, right = (tuple(axes_of(t, i)[0] for i in p) for t, p in zip((a, b), pair, strict=True))
-    if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
-        raise EveryOShapeError(f"tensordot: axes {axes} of shapes {a.shape} and {b.shape} do not match")
+        left, right = (
+            tuple(axes_of(t, i)[0] for i in p) for t, p in zip((a, b), pair, strict=True)
+        )
+    if len(left) != len(right) or any(
+        a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)
+    ):
+        raise EveryOShapeError(
+            f"tensordot: axes {axes} of shapes {a.shape} and {b.shape} do not match"
+        )
     free_a = [i for i in range(len(a.shape)) if i not in left]
     free_b = [i for i in range(len(b.shape)) if i not in right]
     k = math.prod(a.shape[i] for i in left)
     m, n = (math.prod(t.shape[i] for i in f) for t, f in ((a, free_a), (b, free_b)))
-    product = matmul(reshape(transpose(a, (*free_a, *left)), (m, k)), reshape(transpose(b, (*right, *free_b)), (k, n)))
+    product = matmul(
+        reshape(transpose(a, (*free_a, *left)), (m, k)),
+        reshape(transpose(b, (*right, *free_b)), (k, n)),
+    )
     return reshape(product, (*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b)))
 
 
@@ -147,7 +160,10 @@ def _contract(xp: Any, x: Any, left: str, y: Any, right: str, keep: set[str]) ->
     b, k, m, n = ([size[c] for c in labels] for labels in (batch, summed, free_x, free_y))
     x = xp.transpose(x, tuple(left.index(c) for c in batch + free_x + summed))
     y = xp.transpose(y, tuple(right.index(c) for c in batch + summed + free_y))
-    x, y = xp.reshape(x, (*b, math.prod(m), math.prod(k))), xp.reshape(y, (*b, math.prod(k), math.prod(n)))
+    x, y = (
+        xp.reshape(x, (*b, math.prod(m), math.prod(k))),
+        xp.reshape(y, (*b, math.prod(k), math.prod(n))),
+    )
     return xp.reshape(xp.matmul(x, y), (*b, *m, *n)), "".join(batch + free_x + free_y)
 
 
@@ -213,19 +229,27 @@ def _labels(spec: str, tensors: Sequence[Tensor]) -> tuple[str, ...]:
     inputs, sizes = [], {}
     for part, t in zip(parts, tensors, strict=True):
         extra = len(t.shape) - len(part.replace("...", ""))
-        named = part.replace("...", dots[widest - extra :]) if "..." in part and extra >= 0 else part
-        if len(named) != len(t.shape) or not named.replace("...", "").isalpha() and named:
-            raise EveryOShapeError(f"einsum {spec!r}: {part!r} does not label a tensor of shape {t.shape}")
+        named = (
+            part.replace("...", dots[widest - extra :]) if "..." in part and extra >= 0 else part
+        )
+        if len(named) != len(t.shape) or (not named.replace("...", "").isalpha() and named):
+            raise EveryOShapeError(
+                f"einsum {spec!r}: {part!r} does not label a tensor of shape {t.shape}"
+            )
         for c, n in zip(named, t.shape, strict=True):
             if sizes.setdefault(c, n) != n:
                 raise EveryOShapeError(f"einsum {spec!r}: label {c!r} has sizes {sizes[c]} and {n}")
         inputs.append(named)
     if not arrow:
         every = "".join(inputs)
-        right = dots + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
+        right = dots + "".join(
+            sorted(c for c in set(every) if every.count(c) == 1 and c not in dots)
+        )
     result = right.replace("...", dots)
     if len(set(result)) != len(result) or not set(result) <= set(sizes):
-        raise EveryOShapeError(f"einsum {spec!r}: the result labels {right!r} must be distinct and appear on the left")
+        raise EveryOShapeError(
+            f"einsum {spec!r}: the result labels {right!r} must be distinct and appear on the left"
+        )
     return (*inputs, result)
 
 

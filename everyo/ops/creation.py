@@ -24,23 +24,31 @@ def _shape(given: Any) -> tuple[int, ...]:
 def _make(array: Any, device: Any, requires_grad: bool = False) -> Tensor:
     _place(device)
     trace = current_trace()
-    out = Tensor._wrap(array if trace is None or type(array) is not np.ndarray else trace.new(array, array.dtype))
+    out = Tensor._wrap(
+        array if trace is None or type(array) is not np.ndarray else trace.new(array, array.dtype)
+    )
     if requires_grad:
         out.requires_grad = True
     return out
 
 
-def zeros(*shape: Any, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False) -> Tensor:
+def zeros(
+    *shape: Any, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False
+) -> Tensor:
     """Zeros of a shape, `zeros(2, 3)` or `zeros((2, 3))`; float32 by default."""
     return _make(np.zeros(_shape(shape), as_dtype(dtype or FLOAT32)), device, requires_grad)
 
 
-def ones(*shape: Any, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False) -> Tensor:
+def ones(
+    *shape: Any, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False
+) -> Tensor:
     """Ones of a shape, `ones(2, 3)` or `ones((2, 3))`; float32 by default."""
     return _make(np.ones(_shape(shape), as_dtype(dtype or FLOAT32)), device, requires_grad)
 
 
-def full(shape: Any, value: Any, *, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False) -> Tensor:
+def full(
+    shape: Any, value: Any, *, dtype: Any = None, device: Any = "cpu", requires_grad: bool = False
+) -> Tensor:
     """One value in a shape; float32 by default."""
     sizes = _shape(shape if isinstance(shape, tuple | list) else (shape,))
     return _make(np.full(sizes, value, as_dtype(dtype or FLOAT32)), device, requires_grad)
@@ -58,14 +66,18 @@ def ones_like(ref: Any, *, requires_grad: bool = False) -> Tensor:
     return ones(ref.shape, dtype=ref.dtype, requires_grad=requires_grad)
 
 
-def arange(start: Any, stop: Any = None, step: Any = 1.0, *, dtype: Any = None, device: Any = "cpu") -> Tensor:
+def arange(
+    start: Any, stop: Any = None, step: Any = 1.0, *, dtype: Any = None, device: Any = "cpu"
+) -> Tensor:
     """Numbers from `start` (0 if only one bound is given) below `stop`; float32 by default."""
     if stop is None:
         start, stop = 0, start
     return _make(np.arange(start, stop, step).astype(as_dtype(dtype or FLOAT32)), device)
 
 
-def linspace(start: Any, stop: Any, num: int = 50, *, dtype: Any = None, device: Any = "cpu") -> Tensor:
+def linspace(
+    start: Any, stop: Any, num: int = 50, *, dtype: Any = None, device: Any = "cpu"
+) -> Tensor:
     """`num` numbers from `start` to `stop`, both included; float32 by default."""
     return _make(np.linspace(start, stop, num).astype(as_dtype(dtype or FLOAT32)), device)
 
@@ -112,7 +124,9 @@ def normal(
     sizes = _shape(shape if isinstance(shape, tuple | list) else (shape,))
     wanted = _random_dtype(dtype)
     if seed is not None:
-        return _make(host_generator(seed).normal(mean, std, sizes).astype(wanted), device, requires_grad)
+        return _make(
+            host_generator(seed).normal(mean, std, sizes).astype(wanted), device, requires_grad
+        )
     out = Tensor._wrap(_draw(DEFAULT.normal, sizes, wanted))
     if (mean, std) != (0.0, 1.0):
         out = out * std + mean

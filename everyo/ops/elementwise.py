@@ -128,7 +128,12 @@ def power(xp, a, b):
     return xp.power(a, b)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.multiply(g, xp.multiply(a, 2)), saves="a", samples=_one(), methods=("square",))
+@_op(
+    vjp=lambda xp, g, y, a: xp.multiply(g, xp.multiply(a, 2)),
+    saves="a",
+    samples=_one(),
+    methods=("square",),
+)
 def square(xp, a):
     """a * a."""
     return xp.square(a)
@@ -157,7 +162,10 @@ def floor_divide(xp, a, b):
         lambda xp, g, y, a, b: xp.negative(xp.multiply(g, xp.floor_divide(a, b))),
     ),
     saves=("", "ab"),
-    samples=(Sample(((3, 4), ()), fixed={1: 0.7}), Sample(((3,), (3,)), fixed={1: np.array([3.1, -2.3, 5.0])})),
+    samples=(
+        Sample(((3, 4), ()), fixed={1: 0.7}),
+        Sample(((3,), (3,)), fixed={1: np.array([3.1, -2.3, 5.0])}),
+    ),
     aliases=("mod",),
     methods=("__mod__",),
     primitive="remainder",
@@ -191,13 +199,23 @@ def sign(xp, a):
     return xp.sign(a)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype), samples=_one(0.1, 0.9), methods=("floor",), primitive="floor")
+@_op(
+    vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype),
+    samples=_one(0.1, 0.9),
+    methods=("floor",),
+    primitive="floor",
+)
 def floor(xp, a):
     """The largest whole number not above a. The gradient is 0."""
     return xp.floor(a)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype), samples=_one(0.1, 0.9), methods=("ceil",), primitive="ceil")
+@_op(
+    vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype),
+    samples=_one(0.1, 0.9),
+    methods=("ceil",),
+    primitive="ceil",
+)
 def ceil(xp, a):
     """The smallest whole number not below a. The gradient is 0."""
     return xp.ceil(a)
@@ -220,7 +238,13 @@ def round(xp, a, *, decimals=0):
 # ---------------------------------------------------------------------------------- exponentials
 
 
-@_op(vjp=lambda xp, g, y, a: xp.multiply(g, y), saves="y", samples=_one(), methods=("exp",), primitive="exp")
+@_op(
+    vjp=lambda xp, g, y, a: xp.multiply(g, y),
+    saves="y",
+    samples=_one(),
+    methods=("exp",),
+    primitive="exp",
+)
 def exp(xp, a):
     """e ** a."""
     return xp.exp(a)
@@ -238,7 +262,13 @@ def expm1(xp, a):
     return xp.expm1(a)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.divide(g, a), saves="a", samples=_one(0.3, 3.0), methods=("log",), primitive="log")
+@_op(
+    vjp=lambda xp, g, y, a: xp.divide(g, a),
+    saves="a",
+    samples=_one(0.3, 3.0),
+    methods=("log",),
+    primitive="log",
+)
 def log(xp, a):
     """The natural logarithm."""
     return xp.log(a)
@@ -305,7 +335,9 @@ def cbrt(xp, a):
 
 
 @_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.multiply(xp.exp(xp.negative(xp.multiply(a, a))), 2 / math.sqrt(math.pi))),
+    vjp=lambda xp, g, y, a: xp.multiply(
+        g, xp.multiply(xp.exp(xp.negative(xp.multiply(a, a))), 2 / math.sqrt(math.pi))
+    ),
     saves="a",
     samples=_one(),
     methods=("erf",),
@@ -320,7 +352,13 @@ def erf(xp, a):
 # ---------------------------------------------------------------------------------- trigonometry
 
 
-@_op(vjp=lambda xp, g, y, a: xp.multiply(g, xp.cos(a)), saves="a", samples=_one(), methods=("sin",), primitive="sin")
+@_op(
+    vjp=lambda xp, g, y, a: xp.multiply(g, xp.cos(a)),
+    saves="a",
+    samples=_one(),
+    methods=("sin",),
+    primitive="sin",
+)
 def sin(xp, a):
     """The sine of an angle in radians."""
     return xp.sin(a)
@@ -412,13 +450,25 @@ def atan2(xp, a, b):
     return xp.arctan2(a, b)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.multiply(g, xp.cosh(a)), saves="a", samples=_one(), methods=("sinh",), primitive="sinh")
+@_op(
+    vjp=lambda xp, g, y, a: xp.multiply(g, xp.cosh(a)),
+    saves="a",
+    samples=_one(),
+    methods=("sinh",),
+    primitive="sinh",
+)
 def sinh(xp, a):
     """The hyperbolic sine."""
     return xp.sinh(a)
 
 
-@_op(vjp=lambda xp, g, y, a: xp.multiply(g, xp.sinh(a)), saves="a", samples=_one(), methods=("cosh",), primitive="cosh")
+@_op(
+    vjp=lambda xp, g, y, a: xp.multiply(g, xp.sinh(a)),
+    saves="a",
+    samples=_one(),
+    methods=("cosh",),
+    primitive="cosh",
+)
 def cosh(xp, a):
     """The hyperbolic cosine."""
     return xp.cosh(a)
@@ -465,7 +515,9 @@ def relu(xp, a):
 
 
 @_op(
-    vjp=lambda xp, g, y, a, negative_slope: xp.where(xp.greater(a, 0), g, xp.multiply(g, negative_slope)),
+    vjp=lambda xp, g, y, a, negative_slope: xp.where(
+        xp.greater(a, 0), g, xp.multiply(g, negative_slope)
+    ),
     saves="a",
     samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2, params={"negative_slope": 0.1})),
     reference=lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope),
@@ -520,7 +572,9 @@ def silu(xp, a):
 
 
 def _gelu_inner(xp, a):
-    return xp.multiply(xp.add(a, xp.multiply(xp.multiply(xp.multiply(a, a), a), GELU_CUBIC)), GELU_SCALE)
+    return xp.multiply(
+        xp.add(a, xp.multiply(xp.multiply(xp.multiply(a, a), a), GELU_CUBIC)), GELU_SCALE
+    )
 
 
 def _gelu_vjp(xp, g, y, a, approximate):
@@ -551,7 +605,11 @@ def _gelu_prepare(a, *, approximate):
 )  # fmt: skip
 def gelu(xp, a, *, approximate="none"):
     """a times the normal distribution function at a; `approximate="tanh"` for the usual approximation."""
-    inside = xp.tanh(_gelu_inner(xp, a)) if approximate == "tanh" else xp.erf(xp.multiply(a, math.sqrt(0.5)))
+    inside = (
+        xp.tanh(_gelu_inner(xp, a))
+        if approximate == "tanh"
+        else xp.erf(xp.multiply(a, math.sqrt(0.5)))
+    )
     return xp.multiply(xp.multiply(a, 0.5), xp.add(inside, 1))
 
 
@@ -572,13 +630,25 @@ def _share_of(better: str) -> tuple[Any, Any]:
     return rule(True), rule(False)
 
 
-@_op(vjp=_share_of("greater"), saves=("ab", "ab"), samples=_two(), methods=("maximum",), primitive="maximum")
+@_op(
+    vjp=_share_of("greater"),
+    saves=("ab", "ab"),
+    samples=_two(),
+    methods=("maximum",),
+    primitive="maximum",
+)
 def maximum(xp, a, b):
     """The larger operand; NaN if either is NaN. At a tie the gradient is split equally."""
     return xp.maximum(a, b)
 
 
-@_op(vjp=_share_of("less"), saves=("ab", "ab"), samples=_two(), methods=("minimum",), primitive="minimum")
+@_op(
+    vjp=_share_of("less"),
+    saves=("ab", "ab"),
+    samples=_two(),
+    methods=("minimum",),
+    primitive="minimum",
+)
 def minimum(xp, a, b):
     """The smaller operand; NaN if either is NaN. At a tie the gradient is split equally."""
     return xp.minimum(a, b)

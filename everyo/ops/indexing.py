@@ -46,8 +46,16 @@ def _gather_rule(i: int) -> Any:
     plain="*",
     samples=(
         Sample(((4, 3), (3,)), params={"key": (0,)}, fixed={1: np.array([2, 0, 2])}),
-        Sample(((4, 3), (2, 2)), params={"key": (slice(None), 0)}, fixed={1: np.array([[2, 0], [1, 1]])}),
-        Sample(((4, 3), (2,), (2,)), params={"key": (0, 1)}, fixed={1: np.array([3, -1]), 2: np.array([0, 2])}),
+        Sample(
+            ((4, 3), (2, 2)),
+            params={"key": (slice(None), 0)},
+            fixed={1: np.array([[2, 0], [1, 1]])},
+        ),
+        Sample(
+            ((4, 3), (2,), (2,)),
+            params={"key": (0, 1)},
+            fixed={1: np.array([3, -1]), 2: np.array([0, 2])},
+        ),
     ),
     reference=lambda a, *indices, key: a[filled(key, indices)],
 )
@@ -62,12 +70,18 @@ def filled(key: tuple, indices: tuple) -> tuple:
 
 
 @_op(
-    vjp=lambda i: None if i else (lambda xp, g, y, v, *indices, shape, key: xp.getitem(g, filled(key, indices))),
+    vjp=lambda i: (
+        None
+        if i
+        else (lambda xp, g, y, v, *indices, shape, key: xp.getitem(g, filled(key, indices)))
+    ),
     arity=-1,
     saves="*",
     plain="*",
     samples=(
-        Sample(((3, 2), (3,)), params={"shape": (4, 2), "key": (0,)}, fixed={1: np.array([1, 1, 0])}),
+        Sample(
+            ((3, 2), (3,)), params={"shape": (4, 2), "key": (0,)}, fixed={1: np.array([1, 1, 0])}
+        ),
         Sample(((2, 2),), params={"shape": (4, 2), "key": (slice(1, 3),)}),
     ),
     reference=lambda v, *indices, shape, key: _added(v, shape, filled(key, indices)),
@@ -122,7 +136,11 @@ def index(a: Any, key: Any) -> Tensor:
     fixed: list[Any] = []
     for k in parts:
         if isinstance(k, slice):
-            fixed.append(slice(*(None if b is None else operator.index(b) for b in (k.start, k.stop, k.step))))
+            fixed.append(
+                slice(
+                    *(None if b is None else operator.index(b) for b in (k.start, k.stop, k.step))
+                )
+            )
         elif k is None or k is Ellipsis:
             fixed.append(k)
         elif isinstance(k, bool | np.bool_):
@@ -181,19 +199,27 @@ def _check_index(k: Any, n: int, axis: int, shape: tuple[int, ...]) -> None:
     message = f"an index is out of range for axis {axis} with size {n} of shape {tuple(shape)}"
     if isinstance(k, int):
         if not -n <= k < n:
-            raise EveryOIndexError(f"index {k} is out of range for axis {axis} with size {n}, shape {tuple(shape)}")
+            raise EveryOIndexError(
+                f"index {k} is out of range for axis {axis} with size {n}, shape {tuple(shape)}"
+            )
         return
     trace = current_trace()
     if trace is None:
         values = k._data if isinstance(k, Tensor) else k
         if values.size and not (values.min() >= -n and values.max() < n):
             worst = values.min() if values.min() < -n else values.max()
-            raise EveryOIndexError(f"index {worst} is out of range for axis {axis} with size {n}, shape {tuple(shape)}")
+            raise EveryOIndexError(
+                f"index {worst} is out of range for axis {axis} with size {n}, shape {tuple(shape)}"
+            )
     elif np.size(k) if not hasattr(k, "size") else k.size:
         xp = trace.xp
         values = trace.read(k) if isinstance(k, Tensor) else k
         inside = xp.logical_and(xp.greater_equal(values, -n), xp.less(values, n))
-        xp.require(xp.all(inside, axis=tuple(range(len(inside.shape))), keepdims=False), EveryOIndexError, message)
+        xp.require(
+            xp.all(inside, axis=tuple(range(len(inside.shape))), keepdims=False),
+            EveryOIndexError,
+            message,
+        )
 
 
 def assign(a: Tensor, key: Any, value: Any) -> None:
@@ -219,8 +245,12 @@ def take_along_axis(a: Any, indices: Any, axis: int = -1) -> Tensor:
     at = axes_of(a, axis)[0]
     indices = _integers(indices)
     shape = indices.shape
-    if len(shape) != len(a.shape) or any(n != m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at):
-        raise EveryOShapeError(f"take_along_axis: indices {shape} do not fit {a.shape} along axis {axis}")
+    if len(shape) != len(a.shape) or any(
+        n != m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at
+    ):
+        raise EveryOShapeError(
+            f"take_along_axis: indices {shape} do not fit {a.shape} along axis {axis}"
+        )
     return a[_along(shape, indices, at)]
 
 
@@ -230,7 +260,10 @@ def _integers(indices: Any) -> Any:
 
 
 def _along(shape: tuple[int, ...], indices: Any, at: int) -> tuple:
-    grid = [np.arange(n).reshape([-1 if i == j else 1 for j in range(len(shape))]) for i, n in enumerate(shape)]
+    grid = [
+        np.arange(n).reshape([-1 if i == j else 1 for j in range(len(shape))])
+        for i, n in enumerate(shape)
+    ]
     grid[at] = indices
     return tuple(grid)
 
@@ -250,7 +283,9 @@ def scatter_add(a: Any, axis: int, indices: Any, values: Any) -> Tensor:
         n <= m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at
     )  # fmt: skip
     if not fits:
-        raise EveryOShapeError(f"scatter_add: indices {shape} and values {values.shape} do not fit {a.shape}")
+        raise EveryOShapeError(
+            f"scatter_add: indices {shape} and values {values.shape} do not fit {a.shape}"
+        )
     key = list(_along(shape, indices, at))
     _check_bounds(a, key)
     return a + TENSORS.astype(put_add(a.shape, tuple(key), values), a._data.dtype)
@@ -292,7 +327,9 @@ def topk(a: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     a = as_tensor(a)
     at = axes_of(a, axis)[0]
     if not 0 <= operator.index(k) <= a.shape[at]:
-        raise EveryOShapeError(f"topk: k={k} is out of range for axis {axis} with size {a.shape[at]}")
+        raise EveryOShapeError(
+            f"topk: k={k} is out of range for axis {axis} with size {a.shape[at]}"
+        )
     order = _order(a, at, largest)[(*(slice(None),) * at, slice(0, k))]
     return take_along_axis(a, order, at), order
 

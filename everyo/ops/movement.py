@@ -40,7 +40,10 @@ def _reshape_prepare(a: Any, *, shape: Any) -> dict[str, Any]:
 
 @_op(
     vjp=lambda xp, g, y, a, shape: xp.reshape(g, a.shape),
-    samples=(Sample(((3, 4),), params={"shape": (2, 6)}), Sample(((3, 4),), params={"shape": (-1,)})),
+    samples=(
+        Sample(((3, 4),), params={"shape": (2, 6)}),
+        Sample(((3, 4),), params={"shape": (-1,)}),
+    ),
     prepare=_reshape_prepare,
     view=True,
 )
@@ -64,12 +67,16 @@ def _transpose_prepare(a: Any, *, axes: Any) -> dict[str, Any]:
         return {"axes": tuple(reversed(range(ndim)))}
     given = tuple(operator.index(i) for i in (axes if isinstance(axes, tuple | list) else (axes,)))
     if sorted(i % ndim if -ndim <= i < ndim else -1 for i in given) != list(range(ndim)):
-        raise EveryOShapeError(f"axes {given} are not a permutation of the axes of shape {tuple(a.shape)}")
+        raise EveryOShapeError(
+            f"axes {given} are not a permutation of the axes of shape {tuple(a.shape)}"
+        )
     return {"axes": tuple(i % ndim for i in given)}
 
 
 @_op(
-    vjp=lambda xp, g, y, a, axes: xp.transpose(g, tuple(sorted(range(len(axes)), key=axes.__getitem__))),
+    vjp=lambda xp, g, y, a, axes: xp.transpose(
+        g, tuple(sorted(range(len(axes)), key=axes.__getitem__))
+    ),
     samples=(Sample(((2, 3, 4),)), Sample(((2, 3, 4),), params={"axes": (1, 2, 0)})),
     prepare=_transpose_prepare,
     view=True,
@@ -89,7 +96,9 @@ setattr(Tensor, "transpose", _transpose_method)  # noqa: B010
 
 
 def _broadcast_prepare(a: Any, *, shape: Any) -> dict[str, Any]:
-    shape = tuple(operator.index(n) for n in (shape if isinstance(shape, tuple | list) else (shape,)))
+    shape = tuple(
+        operator.index(n) for n in (shape if isinstance(shape, tuple | list) else (shape,))
+    )
     try:
         fits = np.broadcast_shapes(a.shape, shape) == shape
     except ValueError:
@@ -172,7 +181,9 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Tensor:
         raise EveryOShapeError("Cannot concatenate 0-d tensors; use stack()")
     at = axes_of(parts[0], axis)[0]
     if len({(len(s), s[:at], s[at + 1 :]) for s in shapes}) != 1:
-        raise EveryOShapeError(f"Cannot concatenate shapes {', '.join(map(str, shapes))} along axis {axis}")
+        raise EveryOShapeError(
+            f"Cannot concatenate shapes {', '.join(map(str, shapes))} along axis {axis}"
+        )
     return merge(*parts, axis=at)
 
 
@@ -247,7 +258,9 @@ def _new_axis(a: Any, axis: int) -> int:
     ndim = len(a.shape) + 1
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
-        raise EveryOShapeError(f"axis {axis} is out of range for a new axis of shape {tuple(a.shape)}")
+        raise EveryOShapeError(
+            f"axis {axis} is out of range for a new axis of shape {tuple(a.shape)}"
+        )
     return axis % ndim
 
 
@@ -288,7 +301,9 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Tensor:
         n = a.shape[i]
         if n and step % n:
             before = (slice(None),) * i
-            a = concatenate([a[(*before, slice(n - step % n, n))], a[(*before, slice(0, n - step % n))]], i)
+            a = concatenate(
+                [a[(*before, slice(n - step % n, n))], a[(*before, slice(0, n - step % n))]], i
+            )
     return a
 
 
@@ -299,7 +314,9 @@ def repeat(a: Any, repeats: int, axis: int | None = None) -> Tensor:
         a, axis = reshape(a, (-1,)), 0
     at = axes_of(a, axis)[0]
     shape = a.shape
-    wide = broadcast_to(unsqueeze(a, at + 1), (*shape[: at + 1], operator.index(repeats), *shape[at + 1 :]))
+    wide = broadcast_to(
+        unsqueeze(a, at + 1), (*shape[: at + 1], operator.index(repeats), *shape[at + 1 :])
+    )
     return reshape(wide, (*shape[:at], shape[at] * repeats, *shape[at + 1 :]))
 
 
@@ -311,7 +328,10 @@ def tile(a: Any, reps: Any) -> Tensor:
     reps = (1,) * (len(shape) - len(reps)) + reps
     mixed = tuple(n for r, s in zip(reps, shape, strict=True) for n in (1, s))
     wide = tuple(n for r, s in zip(reps, shape, strict=True) for n in (operator.index(r), s))
-    return reshape(broadcast_to(reshape(a, mixed), wide), tuple(r * s for r, s in zip(reps, shape, strict=True)))
+    return reshape(
+        broadcast_to(reshape(a, mixed), wide),
+        tuple(r * s for r, s in zip(reps, shape, strict=True)),
+    )
 
 
 def _triangle(a: Any, k: int, lower: bool) -> Tensor:
@@ -334,7 +354,19 @@ def triu(a: Any, k: int = 0) -> Tensor:
     return _triangle(a, k, False)
 
 
-for _function in (concatenate, stack, split, unsqueeze, squeeze, flatten, roll, repeat, tile, tril, triu):
+for _function in (
+    concatenate,
+    stack,
+    split,
+    unsqueeze,
+    squeeze,
+    flatten,
+    roll,
+    repeat,
+    tile,
+    tril,
+    triu,
+):
     setattr(TENSORS, _function.__name__, _function)
     if _function not in (concatenate, stack):
         setattr(Tensor, _function.__name__, _function)

@@ -24,9 +24,13 @@ def axes_of(a: Any, axis: Any, name: str = "axis") -> tuple[int, ...]:
         try:
             i = operator.index(raw)
         except TypeError:
-            raise TypeError(f"{name} must be an int, a tuple of ints or None, got {axis!r}") from None
+            raise TypeError(
+                f"{name} must be an int, a tuple of ints or None, got {axis!r}"
+            ) from None
         if not -ndim <= i < ndim:
-            raise EveryOShapeError(f"{name} {i} is out of range for a tensor of shape {tuple(a.shape)}")
+            raise EveryOShapeError(
+                f"{name} {i} is out of range for a tensor of shape {tuple(a.shape)}"
+            )
         out.append(i % ndim)
     if len(set(out)) != len(out):
         raise EveryOShapeError(f"{name} {axis!r} names an axis twice")
@@ -86,7 +90,9 @@ def mean_over(xp: Any, a: Any, axis: tuple[int, ...], keepdims: bool = False) ->
 
 
 @_op(
-    vjp=lambda xp, g, y, a, axis, keepdims: xp.divide(expand(xp, g, a, axis), float(count_of(a, axis))),
+    vjp=lambda xp, g, y, a, axis, keepdims: xp.divide(
+        expand(xp, g, a, axis), float(count_of(a, axis))
+    ),
     samples=_samples(),
     methods=("mean",),
 )
@@ -112,13 +118,25 @@ def _nonempty(a: Any, *, axis: Any, **rest: Any) -> dict[str, Any]:
     return {"axis": axis, **rest}
 
 
-@_op(vjp=_extreme_vjp, saves="ya", samples=_samples(second=False), methods=("max",), prepare=_nonempty)
+@_op(
+    vjp=_extreme_vjp,
+    saves="ya",
+    samples=_samples(second=False),
+    methods=("max",),
+    prepare=_nonempty,
+)
 def max(xp, a, *, axis=None, keepdims=False):
     """The largest element over axes; NaN if there is one. Ties share the gradient equally."""
     return xp.max(a, axis=axis, keepdims=keepdims)
 
 
-@_op(vjp=_extreme_vjp, saves="ya", samples=_samples(second=False), methods=("min",), prepare=_nonempty)
+@_op(
+    vjp=_extreme_vjp,
+    saves="ya",
+    samples=_samples(second=False),
+    methods=("min",),
+    prepare=_nonempty,
+)
 def min(xp, a, *, axis=None, keepdims=False):
     """The smallest element over axes; NaN if there is one. Ties share the gradient equally."""
     return xp.min(a, axis=axis, keepdims=keepdims)
@@ -151,7 +169,9 @@ def _variance_vjp(xp, g, y, a, axis, keepdims, ddof):
     samples=(*_samples(), Sample(((5, 3),), params={"axis": 0, "ddof": 1})),
     aliases=("var",),
     methods=("var", "variance"),
-    reference=lambda a, axis=None, keepdims=False, ddof=0: np.var(a, axis=axis, keepdims=keepdims, ddof=ddof),
+    reference=lambda a, axis=None, keepdims=False, ddof=0: np.var(
+        a, axis=axis, keepdims=keepdims, ddof=ddof
+    ),
 )
 def variance(xp, a, *, axis=None, keepdims=False, ddof=0):
     """The variance over axes: the mean squared deviation; `ddof` is subtracted from the count."""
@@ -170,7 +190,9 @@ def _std_vjp(xp, g, y, a, axis, keepdims, ddof):
     saves="ya",
     samples=_samples(),
     methods=("std",),
-    reference=lambda a, axis=None, keepdims=False, ddof=0: np.std(a, axis=axis, keepdims=keepdims, ddof=ddof),
+    reference=lambda a, axis=None, keepdims=False, ddof=0: np.std(
+        a, axis=axis, keepdims=keepdims, ddof=ddof
+    ),
 )
 def std(xp, a, *, axis=None, keepdims=False, ddof=0):
     """The standard deviation over axes. Where it is 0, so is its gradient."""
@@ -202,7 +224,9 @@ def _product_tree(xp, a, axis, keepdims):
         x = xp.add(xp.sum(x, axis=len(rest), keepdims=True), 1.0)
     while n > 1:
         half = n // 2
-        folded = xp.multiply(xp.getitem(x, (..., slice(0, half))), xp.getitem(x, (..., slice(half, 2 * half))))
+        folded = xp.multiply(
+            xp.getitem(x, (..., slice(0, half))), xp.getitem(x, (..., slice(half, 2 * half)))
+        )
         if n % 2:
             folded = xp.merge(folded, xp.getitem(x, (..., slice(n - 1, n))), axis=len(x.shape) - 1)
         x, n = folded, half + n % 2
@@ -238,19 +262,27 @@ def _logsumexp_vjp(xp, g, y, a, axis, keepdims):
     samples=_samples(),
     methods=("logsumexp",),
     prepare=_nonempty,
-    reference=lambda a, axis=None, keepdims=False: np.log(np.sum(np.exp(a), axis=axis, keepdims=keepdims)),
+    reference=lambda a, axis=None, keepdims=False: np.log(
+        np.sum(np.exp(a), axis=axis, keepdims=keepdims)
+    ),
 )
 def logsumexp(xp, a, *, axis=None, keepdims=False):
     """log(sum(exp(a))) over axes, without overflow; -inf where all elements are -inf."""
     a = floating(xp, a)
     top = _logsumexp_parts(xp, a, axis)
     out = xp.add(xp.log(xp.sum(xp.exp(xp.subtract(a, top)), axis=axis, keepdims=True)), top)
-    return out if keepdims else xp.reshape(out, tuple(n for i, n in enumerate(a.shape) if i not in axis))
+    return (
+        out
+        if keepdims
+        else xp.reshape(out, tuple(n for i, n in enumerate(a.shape) if i not in axis))
+    )
 
 
 def _norm_vjp(xp, g, y, a, axis, keepdims):
     zero = xp.equal(y, 0)
-    return xp.multiply(expand(xp, xp.where(zero, 0.0, xp.divide(g, xp.where(zero, 1.0, y))), a, axis), a)
+    return xp.multiply(
+        expand(xp, xp.where(zero, 0.0, xp.divide(g, xp.where(zero, 1.0, y))), a, axis), a
+    )
 
 
 @_op(
@@ -258,7 +290,9 @@ def _norm_vjp(xp, g, y, a, axis, keepdims):
     saves="ya",
     samples=_samples(),
     methods=("norm",),
-    reference=lambda a, axis=None, keepdims=False: np.sqrt(np.sum(a * a, axis=axis, keepdims=keepdims)),
+    reference=lambda a, axis=None, keepdims=False: np.sqrt(
+        np.sum(a * a, axis=axis, keepdims=keepdims)
+    ),
 )
 def norm(xp, a, *, axis=None, keepdims=False):
     """The Euclidean norm over axes. At the origin its gradient is 0."""
@@ -291,7 +325,11 @@ def _softmax_vjp(xp, g, y, a, axis):
     return xp.multiply(y, xp.subtract(g, expand(xp, inner, a, axis)))
 
 
-_ROWS = (Sample(((3, 4),)), Sample(((2, 3, 4),), params={"axis": 1}), Sample(((5,),), params={"axis": 0}))
+_ROWS = (
+    Sample(((3, 4),)),
+    Sample(((2, 3, 4),), params={"axis": 1}),
+    Sample(((5,),), params={"axis": 0}),
+)
 
 
 @op(
@@ -336,7 +374,9 @@ def _arg(name: str) -> Any:
         a = as_tensor(a)
         where = None if axis is None else axes_of(a, operator.index(axis))[0]
         if (a.size if where is None else a.shape[where]) == 0:
-            raise EveryOShapeError(f"{name} over zero elements does not exist: shape {a.shape}, axis {axis}")
+            raise EveryOShapeError(
+                f"{name} over zero elements does not exist: shape {a.shape}, axis {axis}"
+            )
         trace = current_trace()
         if trace is None:
             return np.asarray(getattr(np, name)(a._data, axis=where))
