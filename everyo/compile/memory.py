@@ -1,0 +1,112 @@
+"""Where values live: outputs and written inputs directly if that is safe, else in one arena.
+
+A written value may go straight into its input only if nothing can still need the old contents: no
+later group reads them, no check is still open, and a group that reads and writes the input does so
+element by element. Everything else gets bytes in the arena; lives that do not overlap share them.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from everyo.compile.fuse import Schedule
+from everyo.compile.ir import Node
+from everyo.compile.space import chain, contiguous, leaf_set, spread, stored
+
+ALIGN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Homes:
+    """`direct`: value -> the input it is written into at once. `late`: copied there at the end.
+
+    `reads` says after which group a value or an input is dead; groups up to `guard` (inclusive)
+    must have run before the checks are read.
+    """
+
+    direct: dict[Node, Node]
+    late: tuple[tuple[Node, Node], ...]
+    reads: dict[Node, int]
+    guard: int
+
+    def layout_of(self, schedule: Schedule, node: Node) -> list[int]:
+        return schedule.legal.layout(self.direct.get(node, node))
+
+
+def homes(schedule: Schedule) -> Homes:
+    graph = schedule.graph
+    reads: dict[Node, int] = {}
+    made: dict[Node, int] = {}
+    for step, g in enumerate(schedule.groups):
+        reads |= {chain(o)[0]: step for n in g.nodes for o in n.inputs}
+        made |= dict.fromkeys(g.stores, step)
+    guard = max((made[chain(c.bad)[0]] for c in graph.checks), default=-1)
+    direct: dict[Node, Node] = {}
+    late = []
+    for target, value in graph.writes:
+        base = chain(value)[0]
+        step = made[base]
+        safe = step > guard and reads.get(target, -1) <= step
+        if safe and _in_place(schedule, step, base, target, reads):
+            direct[base] = target
+        else:
+            late.append((target, value))
+    return Homes(direct, tuple(late), reads, guard)
+
+
+def _in_place(
+    schedule: Schedule, step: int, value: Node, target: Node, reads: dict[Node, int]
+) -> bool:
+    """Whether the group of this step can write the value over the target while it runs."""
+    group = schedule.groups[step]
+    layout, s = schedule.legal.layout, group.space
+    flat = layout(target) == contiguous(target.shape)
+    if not flat and (s is None or value in s.reduced or reads.get(value, step) > step):
+        return False  # others would look for it in C order
+    used = any(chain(o)[0] is target for n in group.nodes for o in n.inputs)
+    if s is None or not used:
+        return not used
+    if value in s.reduced and value not in s.rows:
+        return True  # the chunks' partial results meet after the kernel
+    consumed = {chain(o)[0] for n in group.nodes for o in n.inputs}
+    if s.rows & consumed:
+        return False  # a later loop of the row might read the old value again
+    if s.axes(value) not in (s.domain, s.domain - s.inner):
+        return False  # it would be updated more than once
+    place = _places(s.dims[value], layout(target))
+    return all(
+        a.offset == 0 and {x: st for d in a.dims for x, st in spread(d) if st} == place
+        for o, a in s.loads.items()
+        if a.base is target
+    ) and leaf_set(s.dims[value]) == frozenset(place)
+
+
+def _places(dims: list, strides: list[int]) -> dict:
+    return {x: st for d, s in zip(dims, strides, strict=True) for x, st in stored(d, s)}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Bytes that something needs from its first to its last row."""
+
+    name: Hashable
+    size: int
+    first: int
+    last: int
+
+
+def place(requests: Iterable[Request]) -> tuple[dict[Hashable, int], int]:
+    """Offsets and the bytes of the whole arena: largest first, lowest free offset."""
+    taken: list[tuple[int, int, int, int]] = []
+    offsets: dict[Hashable, int] = {}
+    total = 0
+    for r in sorted(requests, key=lambda r: -r.size):
+        size = -(-max(r.size, 1) // ALIGN) * ALIGN
+        at = 0
+        for begin, end in sorted((b, e) for b, e, f, l in taken if f <= r.last and r.first <= l):
+            if at + size <= begin:
+                break
+            at = max(at, end)
+        taken.append((at, at + size, r.first, r.last))
+        offsets[r.name] = at
+        total = max(total, at + size)
+    return offsets, total

@@ -1,0 +1,149 @@
+"""The prelude in plain Python and NumPy scalars: the same kernel text runs un-jitted.
+
+A kernel gets real addresses here too, so tests run the text itself, on tiny shapes, and every store
+checks that the value has the type of its slot.
+"""
+
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import interpret
+
+CTYPES = {
+    "f32": (ctypes.c_float, np.float32), "f64": (ctypes.c_double, np.float64),
+    "i32": (ctypes.c_int32, np.int32), "i64": (ctypes.c_int64, np.int64),
+    "u64": (ctypes.c_uint64, np.uint64), "b8": (ctypes.c_bool, np.bool_),
+}  # fmt: skip
+WORDS = re.compile(r"[A-Za-z_]\w*")
+ACCESS = re.compile(r"(ld|st)\d+")
+
+
+def scope(text: str) -> dict[str, Any]:
+    """The global names that a kernel's text uses."""
+    names = {}
+    for word in set(WORDS.findall(text)):
+        op, _, kind = word.rpartition("_")
+        if ACCESS.fullmatch(word):
+            names[word] = load if word.startswith("ld") else store
+        elif word in NAMES:
+            names[word] = NAMES[word]
+        elif kind in CTYPES and (op in OWN or hasattr(np, op)):
+            names[word] = _scalar_function(op, kind)
+    return names
+
+
+class Pointer:
+    """A typed address."""
+
+    def __init__(self, address: int, kind: str) -> None:
+        ctype, self.type = CTYPES[kind]
+        self.data = ctypes.cast(int(address), ctypes.POINTER(ctype))
+
+
+def load(p: Pointer, i: int) -> Any:
+    return p.type(p.data[i])
+
+
+def store(p: Pointer, i: int, value: Any) -> None:
+    boolean = p.type is np.bool_ and isinstance(value, bool)
+    if not boolean and type(value) is not p.type:
+        raise TypeError(f"{type(value)} stored as {p.type}")
+    p.data[i] = value if boolean else value.item()
+
+
+def radd(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def rmul(a: Any, b: Any) -> Any:
+    return a * b
+
+
+def fmax(a: Any, b: Any) -> Any:
+    return np.maximum(a, b)
+
+
+def fmin(a: Any, b: Any) -> Any:
+    return np.minimum(a, b)
+
+
+def select(c: Any, a: Any, b: Any) -> Any:
+    return a if c else b
+
+
+def narrow(x: Any) -> Any:
+    return np.int32(min(max(int(x), -1), 2**31 - 1))
+
+
+def pair_add(total: Any, error: Any, x: Any) -> tuple[Any, Any]:
+    """Add x to the sum total + error."""
+    s = total + x
+    back = s - total
+    return s, error + ((total - (s - back)) + (x - back))
+
+
+def pair_total(total: Any, error: Any) -> Any:
+    return total + error if math.isfinite(error) else total
+
+
+def mulhi(a: Any, b: Any) -> Any:
+    """The upper 64 bits of a product of two words."""
+    return np.uint64((int(a) * int(b)) >> 64)
+
+
+def words(address: int) -> Any:
+    """The int64 words from an address on."""
+    return ctypes.cast(int(address), ctypes.POINTER(ctypes.c_int64))
+
+
+def peek(address: int) -> int:
+    return words(address)[0]
+
+
+def poke(address: int, value: int) -> None:
+    words(address)[0] = value
+
+
+FUNCTIONS: list[Callable[..., None]] = []  # a kernel's "address" is its place here
+
+
+def call(function: int, pointers: int, chunk: int, chunks: int) -> None:
+    FUNCTIONS[function](words(pointers), chunk, chunks)
+
+
+def _cast(kind: str) -> Callable[[Any], Any]:
+    scalar = np.dtype(CTYPES[kind][1])
+
+    def cast(x: Any) -> Any:
+        if scalar.kind in "iu" and type(x) is int:  # an index or a literal: the low bits
+            return np.array(x % 2**64, np.uint64).astype(scalar)[()]
+        return np.asarray(x).astype(scalar)[()]
+
+    return cast
+
+
+def _pointer(kind: str) -> Callable[[int], Pointer]:
+    return lambda address: Pointer(address, kind)
+
+
+def _scalar_function(op: str, kind: str) -> Callable[..., Any]:
+    """NumPy's own function, rounded to the dtype of the kernel."""
+    function, scalar = OWN.get(op) or getattr(np, op), CTYPES[kind][1]
+
+    def apply(*args: Any) -> Any:
+        return np.asarray(function(*map(np.asarray, args))).astype(scalar)[()]
+
+    return apply
+
+
+OWN = {"erf": interpret.erf, "sigmoid": interpret.sigmoid}
+HELPERS = (radd, rmul, fmax, fmin, select, narrow, pair_add, pair_total, mulhi, peek, poke, call)
+NAMES: dict[str, Any] = {
+    "np": np, "usz": int, **{f.__name__: f for f in HELPERS},
+    **{kind: _cast(kind) for kind in CTYPES}, **{f"p_{kind}": _pointer(kind) for kind in CTYPES},
+}  # fmt: skip

@@ -1,0 +1,192 @@
+"""What the text of a kernel may name, native: typed pointers, loads and stores, casts, helpers.
+
+Loads and stores of the first SCOPES slots carry alias scopes: different slots of a kernel never
+overlap, so LLVM vectorises without run-time checks. `plain` has the same names in plain Python.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core.extending import intrinsic
+
+from everyo.compile import _standin as math
+from everyo.compile import intrinsics
+from everyo.compile.blas import BLAS
+
+KERNEL = types.void(types.CPointer(types.int64), types.int64, types.int64)  # pointers, chunk, chunks
+TYPES = {
+    "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
+    "u64": types.uint64, "b8": types.boolean,
+}  # fmt: skip
+SCOPES = 64
+WORDS = re.compile(r"[A-Za-z_]\w*")
+ACCESS = re.compile(r"(ld|st)(\d+)")
+
+
+def scope(text: str) -> dict[str, Any]:
+    """The global names that a kernel's text uses."""
+    names = {}
+    for word in set(WORDS.findall(text)):
+        match = ACCESS.fullmatch(word)
+        if match:
+            names[word] = (_load if match[1] == "ld" else _store)(int(match[2]))
+        elif word in NAMES:
+            names[word] = NAMES[word]
+        elif hasattr(math, word):
+            names[word] = getattr(math, word)
+    return names
+
+
+def _pointer(kind: types.Type) -> Callable[[Any], Any]:
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+            return builder.inttoptr(args[0], context.get_data_type(kind).as_pointer())
+
+        return types.CPointer(kind)(types.int64), codegen
+
+    return pointer
+
+
+def _tag(module: ir.Module, instruction: Any, slot: int) -> None:
+    """Mark an access as one of its slot and of no other."""
+    if slot >= SCOPES:
+        return
+    domain = module.add_metadata(["everyo"])
+    scopes = [module.add_metadata([f"slot{k}", domain]) for k in range(SCOPES)]
+    others = [s for k, s in enumerate(scopes) if k != slot]
+    instruction.set_metadata("alias.scope", module.add_metadata([scopes[slot]]))
+    instruction.set_metadata("noalias", module.add_metadata(others))
+
+
+def _load(slot: int) -> Callable[..., Any]:
+    if slot not in _LOADS:
+
+        @intrinsic
+        def load(typing: Any, pointer: Any, index: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+                value = builder.load(builder.gep(args[0], [args[1]]))
+                _tag(builder.module, value, slot)
+                return context.data_model_manager[signature.return_type].from_data(builder, value)
+
+            return pointer.dtype(pointer, types.uintp), codegen
+
+        _LOADS[slot] = load
+    return _LOADS[slot]
+
+
+def _store(slot: int) -> Callable[..., Any]:
+    if slot not in _STORES:
+
+        @intrinsic
+        def store(typing: Any, pointer: Any, index: Any, value: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+                data = context.data_model_manager[pointer.dtype].as_data(builder, args[2])
+                _tag(builder.module, builder.store(data, builder.gep(args[0], [args[1]])), slot)
+                return context.get_dummy_value()
+
+            return types.void(pointer, types.uintp, pointer.dtype), codegen
+
+        _STORES[slot] = store
+    return _STORES[slot]
+
+
+_LOADS: dict[int, Any] = {}
+_STORES: dict[int, Any] = {}
+
+
+@njit
+def pair_add(total: float, error: float, x: float) -> tuple[float, float]:
+    """Add x to the sum total + error."""
+    s = total + x
+    back = s - total
+    return s, error + ((total - (s - back)) + (x - back))
+
+
+@njit
+def pair_total(total: float, error: float) -> float:
+    """The sum; an infinite or undefined error belongs to a total that is."""
+    return intrinsics.select(abs(error) < np.inf, total + error, total)
+
+
+@intrinsic
+def mulhi(typing: Any, a: Any, b: Any) -> Any:
+    """The upper 64 bits of a product of two words."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        wide = ir.IntType(128)
+        a, b = (builder.zext(x, wide) for x in args)
+        return builder.trunc(builder.lshr(builder.mul(a, b), ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def peek(typing: Any, address: Any) -> Any:
+    """The int64 at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def poke(typing: Any, address: Any, value: Any) -> Any:
+    """Store an int64 at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def call(typing: Any, address: Any, pointers: Any, chunk: Any, chunks: Any) -> Any:
+    """Run the kernel at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        builder.call(function, [builder.inttoptr(args[1], word.as_pointer()), *args[2:]])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+def _gemm(number: ir.Type, integer: ir.Type) -> Callable[..., Any]:
+    """cblas_?gemm by address, row-major, alpha 1 and beta 0: (function, turn a, turn b, m, n, k,
+    a, lead a, b, lead b, c, lead c)."""
+
+    @intrinsic
+    def gemm(typing: Any, f: Any, ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, la: Any, b: Any, lb: Any, c: Any, lc: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, x: Any) -> ir.Value:
+            word, enum = ir.IntType(64), ir.IntType(32)
+            kinds = [enum] * 3 + [integer] * 3 + [number, word, integer, word, integer, number, word, integer]
+            function = ir.FunctionType(ir.VoidType(), kinds)
+            values = [ir.Constant(enum, 101), *x[1:6], ir.Constant(number, 1.0), *x[6:10]]
+            values += [ir.Constant(number, 0.0), *x[10:]]
+            cut = [builder.trunc(v, t) if v.type != t else v for v, t in zip(values, kinds, strict=True)]
+            builder.call(builder.inttoptr(x[0], function.as_pointer()), cut)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 12), codegen
+
+    return gemm
+
+
+INTEGER = ir.IntType(64) if BLAS is None or BLAS.wide else ir.IntType(32)
+NAMES: dict[str, Any] = {
+    "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
+    "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
+    "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
+    "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
+    **{f"p_{name}": _pointer(kind) for name, kind in TYPES.items()},
+    **{name: getattr(intrinsics, name) for name in ("radd", "rmul", "fmax", "fmin", "select", "narrow")},
+}  # fmt: skip
