@@ -152,6 +152,8 @@ class Program:
         if os.environ.get("EVERYO_CHECK") == "1":
             self._check_arrays(arrays)
         control.bind([*arrays, *outputs], rows)
+        if not self.jit:
+            self._allow([*arrays, *outputs])
         with one_thread() if self._single else nullcontext():
             self._execute(control.address)
         return int(control.words[native.STATUS])
@@ -169,6 +171,13 @@ class Program:
                 plain.call(address, control, 0, 1)
 
         return execute
+
+    def _allow(self, arrays: Arrays) -> None:
+        """Let plain kernels touch the memory of this call and nothing else."""
+        from everyo.compile import plain
+
+        owned = [self._plan.arena, *self._plan.literals]
+        plain.MEMORY.allow(np.lib.array_utils.byte_bounds(a) for a in [*arrays, *owned] if a.size)
 
     def _with_copies(self, arrays: Arrays) -> list[np.ndarray]:
         """The arrays, those that are written replaced by copies with the same strides."""
@@ -314,7 +323,7 @@ class _Plan:
         direct = self.homes.direct
 
         def layout(n: Node) -> list[int]:
-            return self.legal.layout(direct.get(n, n))
+            return memory.strides_in(self.legal, n, direct[n]) if n in direct else self.legal.layout(n)
 
         self.layout = layout
         self.lowered: dict[int, Kernel] = {}
@@ -387,7 +396,8 @@ class _Plan:
             table = np.array([self.base + self.offsets[step, c.partial], 0, n.size, kernel.chunks], np.int64)
             self._address(table, 1, n)
             count = n.size * kernel.chunks
-            self._row(f"combine {n.op}", native.combine_text(n), table, 1, 0, [n], count)
+            text = native.combine_text(n, kernel.slots[c.partial].dtype)
+            self._row(f"combine {n.op}", text, table, 1, 0, [n], count)
 
     def _matmul(self, n: Node) -> None:
         p = product(n, self.layout)

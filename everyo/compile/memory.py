@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from everyo.compile.fuse import Schedule
 from everyo.compile.ir import Node
+from everyo.compile.legalize import Legal
 from everyo.compile.space import chain, contiguous, leaf_set, spread, stored
 
 ALIGN = 64
@@ -27,9 +28,6 @@ class Homes:
     late: tuple[tuple[Node, Node], ...]
     reads: dict[Node, int]
     guard: int
-
-    def layout_of(self, schedule: Schedule, node: Node) -> list[int]:
-        return schedule.legal.layout(self.direct.get(node, node))
 
 
 def homes(schedule: Schedule) -> Homes:
@@ -53,6 +51,11 @@ def homes(schedule: Schedule) -> Homes:
     return Homes(direct, tuple(late), reads, guard)
 
 
+def strides_in(legal: Legal, value: Node, target: Node) -> list[int]:
+    """Strides of a value that is written into the target, which has its shape or is contiguous."""
+    return legal.layout(target) if value.shape == target.shape else contiguous(value.shape)
+
+
 def _in_place(
     schedule: Schedule, step: int, value: Node, target: Node, reads: dict[Node, int]
 ) -> bool:
@@ -72,7 +75,7 @@ def _in_place(
         return False  # a later loop of the row might read the old value again
     if s.axes(value) not in (s.domain, s.domain - s.inner):
         return False  # it would be updated more than once
-    place = _places(s.dims[value], layout(target))
+    place = _places(s.dims[value], strides_in(schedule.legal, value, target))
     return all(
         a.offset == 0 and {x: st for d in a.dims for x, st in spread(d) if st} == place
         for o, a in s.loads.items()

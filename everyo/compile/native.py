@@ -72,12 +72,12 @@ EXECUTOR = f"""{HEAD}
 
 # P: partial results, result, elements, chunks
 COMBINE = Template(f"""{HEAD}
-    s, d = p_$wide(P[0]), p_$kind(P[1])
+    s, d = p_$partial(P[0]), p_$kind(P[1])
     n, k = usz(P[2]), usz(P[3])
     for i in range(usz(0), n):
-        t = ld0(s, i)
+        t = $wide(ld0(s, i))
         for j in range(usz(1), k):
-            v = ld0(s, i + j * n)
+            v = $wide(ld0(s, i + j * n))
             t = $fold
         st1(d, i, $kind(t))
 """)
@@ -244,10 +244,10 @@ OWN_PRODUCT = Template(f"""{_PRODUCT}\
 """)
 
 
-def combine_text(n: Node) -> str:
+def combine_text(n: Node, partial: np.dtype) -> str:
     w = wide(n.op, n.dtype)
     fold = expression(FOLDS[n.op], ["t", "v"], w, w)
-    return COMBINE.substitute(wide=KINDS[w], kind=KINDS[n.dtype], fold=fold)
+    return COMBINE.substitute(partial=KINDS[partial], wide=KINDS[w], kind=KINDS[n.dtype], fold=fold)
 
 
 def copy_text(dtype: np.dtype) -> str:

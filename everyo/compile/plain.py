@@ -1,13 +1,14 @@
 """The prelude in plain Python and NumPy scalars: the same kernel text runs un-jitted.
 
-A kernel gets real addresses here too, so tests run the text itself, on tiny shapes, and every store
-checks that the value has the type of its slot.
+A kernel gets real addresses here too, so tests run the text itself, on tiny shapes. Every access
+checks that it stays within the memory of the call, every store that the value has its slot's type.
 """
 
+import bisect
 import ctypes
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,48 @@ def scope(text: str) -> dict[str, Any]:
     return names
 
 
+class Memory:
+    """The address ranges that kernels may touch."""
+
+    def __init__(self) -> None:
+        self.lows: list[int] = []
+        self.highs: list[int] = []
+
+    def allow(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Allow these ranges and no others; those that touch count as one."""
+        self.lows, self.highs = [], []
+        for low, high in sorted(ranges):
+            if self.highs and low <= self.highs[-1]:
+                self.highs[-1] = max(self.highs[-1], high)
+            else:
+                self.lows.append(low)
+                self.highs.append(high)
+
+    def check(self, address: int, size: int) -> None:
+        k = bisect.bisect_right(self.lows, address) - 1
+        if k < 0 or address + size > self.highs[k]:
+            raise IndexError(f"address {address:#x} lies outside the memory of the call")
+
+
+MEMORY = Memory()
+
+
 class Pointer:
     """A typed address."""
 
     def __init__(self, address: int, kind: str) -> None:
         ctype, self.type = CTYPES[kind]
-        self.data = ctypes.cast(int(address), ctypes.POINTER(ctype))
+        self.address, self.size = int(address), ctypes.sizeof(ctype)
+        self.data = ctypes.cast(self.address, ctypes.POINTER(ctype))
 
 
 def load(p: Pointer, i: int) -> Any:
+    MEMORY.check(p.address + int(i) * p.size, p.size)
     return p.type(p.data[i])
 
 
 def store(p: Pointer, i: int, value: Any) -> None:
+    MEMORY.check(p.address + int(i) * p.size, p.size)
     boolean = p.type is np.bool_ and isinstance(value, bool)
     if not boolean and type(value) is not p.type:
         raise TypeError(f"{type(value)} stored as {p.type}")

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from everyo.compile import _standin as math
+from everyo.compile import math
 from everyo.compile import intrinsics
 from everyo.compile.blas import BLAS
 
