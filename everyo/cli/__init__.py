@@ -1,0 +1,1 @@
+"""The command line: `everyo info`, `doctor`, `demo` and `test`."""

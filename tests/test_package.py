@@ -1,0 +1,195 @@
+"""The package as a whole: imports go one way, versions agree, the README tells the truth."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import everyo as eo
+from everyo import _version
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(eo.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# exceptions <- core <- ops <- nn, optim <- training and the rest; compile sees core and ops.
+MAY_IMPORT = {
+    "_version": set(),
+    "exceptions": set(),
+    "logging": set(),
+    "cuda": {"exceptions"},
+    "core": {"exceptions", "cuda"},
+    "ops": {"exceptions", "core"},
+    "nn": {"exceptions", "core", "ops"},
+    "optim": {"exceptions", "core", "ops"},
+    "compile": {"exceptions", "core", "ops"},
+    "data": {"exceptions"},
+    "datasets": {"exceptions", "data"},
+    "config": {"exceptions"},
+}
+
+
+def unit_of(path):
+    """The part of the package that a file belongs to: `core`, `ops`, `exceptions` …"""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_units(source, module):
+    """The parts of the package that a module imports, anywhere in its code."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")[: -node.level]
+                base = ".".join([*parts, base]).rstrip(".")
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, *rest = name.split(".")
+            if top == "everyo":
+                yield rest[0] if rest else "everyo"
+
+
+def wrong_imports(source, module):
+    unit = module.split(".")[1]
+    allowed = MAY_IMPORT[unit] | {unit}
+    return sorted(set(imported_units(source, module)) - allowed)
+
+
+def constrained_files():
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [f for f in files if unit_of(f) in MAY_IMPORT]
+
+
+@pytest.mark.parametrize("path", constrained_files(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    assert wrong_imports(path.read_text(encoding="utf-8"), module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "found"),
+    [
+        ("from everyo.compile import ir", "everyo.core.tensor", ["compile"]),
+        ("def f():\n    import everyo.nn.layers", "everyo.ops.reduce", ["nn"]),
+        ("from everyo import optim", "everyo.nn.module", ["optim"]),
+        ("from ..compile import ir", "everyo.nn.module", ["compile"]),
+        ("from .. import compile", "everyo.nn.module", ["compile"]),
+        ("import everyo as eo", "everyo.core.op", ["everyo"]),
+        ("from everyo.core import op\nfrom . import layers", "everyo.nn.module", []),
+        ("import numpy, logging\nfrom everyo.exceptions import EveryOError", "everyo.core.op", []),
+    ],
+)
+def test_the_import_checker_sees_every_form(source, module, found):
+    assert wrong_imports(source, module) == found
+
+
+def in_fresh_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["numba", "llvmlite", "matplotlib", "scipy", "onnx", "yaml", "mpi4py"]
+)
+def test_importing_the_package_does_not_import(module):
+    run = in_fresh_python(f"import everyo, sys; print({module!r} in sys.modules)")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "False"
+
+
+def test_modules_behind_the_functions_compile_and_abs_are_reachable():
+    # `everyo.compile` is the function once the package is imported; its modules stay importable
+    run = in_fresh_python("from everyo.compile import ir; print(ir.Graph.__name__)")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "Graph"
+
+
+def test_public_names_exist_and_are_listed_once():
+    assert len(eo.__all__) == len(set(eo.__all__))
+    assert [name for name in eo.__all__ if not hasattr(eo, name)] == []
+
+
+def test_versions_agree():
+    assert eo.__version__ == _version.__version__
+    assert ".".join(str(part) for part in _version.VERSION_INFO) == eo.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    latest = next(line for line in changelog.splitlines() if line.startswith("## "))
+    assert latest == f"## {eo.__version__}"
+    assert "version" in PROJECT["dynamic"]
+
+
+def test_the_installed_version_is_this_one():
+    try:
+        installed = metadata.version("everyo")
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package runs from its source tree, it is not installed")
+    assert installed == eo.__version__
+
+
+def test_two_dependencies_and_no_more():
+    names = {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
+    assert names == {"numpy", "numba"}
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+# The README
+
+
+def readme_test_command():
+    after = README.split("<!-- test command -->\n```sh\n")
+    assert len(after) == 2, "one marked test command"
+    return after[1].split("\n```\n<!-- end -->")[0]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_ci_runs_exactly_the_test_command_of_the_readme():
+    run = subprocess.run(
+        ["bash", str(ROOT / ".ci" / "run"), "--print"], capture_output=True, text=True, cwd="/"
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == readme_test_command()
+    assert "pytest" in readme_test_command()
+
+
+def test_the_test_command_installs_extras_that_exist():
+    extras = readme_test_command().split("[")[1].split("]")[0].split(",")
+    assert set(extras) <= set(PROJECT["optional-dependencies"])
+    assert "test" in extras
+
+
+def python_blocks():
+    return [block.split("\n```")[0] for block in README.split("```python\n")[1:]]
+
+
+@pytest.mark.parametrize("number", range(len(python_blocks())))
+def test_readme_examples_run_and_print_what_they_say(number, capsys):
+    code = python_blocks()[number]
+    exec(compile(code, f"README.md, example {number + 1}", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    promised = [
+        line.split("  # ")[1] for line in code.splitlines() if "print(" in line and "  # " in line
+    ]
+    assert len(printed) == code.count("print(")
+    assert printed[: len(promised)] == promised
+
+
+def test_readme_links_lead_somewhere():
+    targets = [part.split(")")[0] for part in README.split("](")[1:]]
+    local = [target for target in targets if "://" not in target]
+    assert local
+    assert [target for target in local if not (ROOT / target).exists()] == []
