@@ -398,26 +398,39 @@ class Grower(Builder):
         """A new input, in one of the layouts that callers have."""
         if self.mood == "exact" and dtype.kind == "f" and self.draw.random() < 0.2:
             dtype = I64
-        layout = self.draw.choice(("C", "C", "C", "F", "reversed", "every second", "repeated"))
-        if layout == "every second" and shape:
-            x = self.numbers(tuple(2 * n for n in shape), dtype, below)[
-                (slice(None, None, 2),) * len(shape)
-            ]
-        elif layout == "repeated" and shape:
-            axis = self.draw.randrange(len(shape))
-            one = tuple(min(n, 1) if i == axis else n for i, n in enumerate(shape))
-            x = np.broadcast_to(self.numbers(one, dtype, below), shape)
-        else:
-            x = np.asarray(self.numbers(shape, dtype, below), order="F" if layout == "F" else "C")
-            if layout == "reversed" and shape:
-                axis = self.draw.randrange(len(shape))
-                x = np.flip(np.flip(x, axis).copy(), axis)
+        x = self.layout(shape, dtype, below)
+        if below is None and self.draw.random() < 0.15:
+            x = self.shared(shape, dtype, x)
         strides = None if x.flags.c_contiguous else tuple(s // dtype.itemsize for s in x.strides)
         node = self.input(shape, dtype, strides)
         self.arrays.append(x)
         self.value[node] = np.asarray(x, order="C")
         self.pool.append(node)
         return node
+
+    def layout(self, shape: Shape, dtype: np.dtype, below: int | None) -> np.ndarray:
+        layout = self.draw.choice(("C", "C", "C", "F", "reversed", "every second", "repeated"))
+        if layout == "every second" and shape:
+            wide = self.numbers(tuple(2 * n for n in shape), dtype, below)
+            return wide[(slice(None, None, 2),) * len(shape)]
+        axis = self.draw.randrange(len(shape)) if shape else 0
+        if layout == "repeated" and shape:
+            one = tuple(min(n, 1) if i == axis else n for i, n in enumerate(shape))
+            return np.broadcast_to(self.numbers(one, dtype, below), shape)
+        x = np.asarray(self.numbers(shape, dtype, below), order="F" if layout == "F" else "C")
+        return np.flip(np.flip(x, axis).copy(), axis) if layout == "reversed" and shape else x
+
+    def shared(self, shape: Shape, dtype: np.dtype, x: np.ndarray) -> np.ndarray:
+        """A part of an array that is an input already, if there is one; else `x`."""
+        fits = [
+            a for a in self.arrays
+            if a.dtype == dtype and len(a.shape) == len(shape) > 0
+            and all(n <= m for n, m in zip(shape, a.shape, strict=True))
+        ]  # fmt: skip
+        if not fits:
+            return x
+        part = self.draw.choice(fits)[tuple(slice(n) for n in shape)]
+        return np.flip(part, 0) if self.draw.random() < 0.3 else part
 
     def state(self, shape: Shape, dtype: np.dtype) -> Node:
         """A new input that may be written."""
