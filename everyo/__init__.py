@@ -1,6 +1,6 @@
 """EveryO: tensors with gradients on NumPy, neural networks, and `compile` for whole training steps."""
 
-from everyo import cuda, exceptions
+from everyo import cuda, exceptions, nn, optim
 from everyo._version import VERSION_INFO, __version__
 from everyo.core.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from everyo.core.device import Device, device
@@ -10,6 +10,10 @@ from everyo.core.random import Generator, get_rng_state, manual_seed, set_rng_st
 from everyo.core.tensor import Tensor, as_tensor, from_dlpack, is_tensor, tensor
 from everyo.core.transforms import grad, hessian, jacobian, value_and_grad, vjp
 from everyo.exceptions import *  # noqa: F403
+from everyo.nn import (
+    BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, Dropout, Flatten, Linear, LogSoftmax, Loss, MAELoss,
+    Module, MSELoss, Parameter, ReLU, Sequential, Sigmoid, Softmax, Tanh,
+)  # fmt: skip
 from everyo.ops.composite import binary_cross_entropy_with_logits, cross_entropy
 from everyo.ops.contraction import dot, einsum, matmul, outer, tensordot
 from everyo.ops.creation import (
@@ -31,5 +35,6 @@ from everyo.ops.reduce import (
     all, any, argmax, argmin, cumsum, log_softmax, logsumexp, max, mean, min, norm, prod, softmax, std, sum,
     variance,
 )  # fmt: skip
+from everyo.optim import SGD, Adam, Optimizer
 
 var = variance

@@ -1,8 +1,8 @@
 """State outside tensors: module buffers, optimizer scalars, attributes.
 
-Ordinary Python values in ordinary dicts. Reading and writing them goes through `load` and `store`, so
-that an active trace sees a value being read (it becomes an input of the compiled program) or written
-(it becomes a result that every call stores again).
+Ordinary Python values in ordinary dicts. Reading and writing them goes through `load` and `store`,
+so that an active trace sees a value being read (it becomes an input of the compiled program) or
+written (it becomes a result that every call stores again).
 """
 
 from collections.abc import MutableMapping
@@ -34,7 +34,7 @@ def store(container: MutableMapping[str, Any], key: str, value: Any) -> None:
 
 
 class Scalar:
-    """A number kept in the owner's `_scalars`: a plain attribute for the user, an input for a trace."""
+    """A number in the owner's `_scalars`: a plain attribute for the user, an input for a trace."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -45,3 +45,24 @@ class Scalar:
     def __set__(self, instance: Any, value: Any) -> None:
         check = getattr(instance, "_check_scalar", None)
         store(instance._scalars, self.name, value if check is None else check(self.name, value))
+
+
+class Tracked:
+    """An object whose attributes a compiled function depends on: assigning one bumps the epoch, and
+    an active trace is told instead, unless it is only a debugging aid."""
+
+    _debug_attributes: tuple[str, ...] = ()  # never written while tracing
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(getattr(type(self), name, None), "__set__"):
+            object.__setattr__(self, name, value)  # a property or a Scalar knows what to do
+        else:
+            self._set_plain(name, value)
+
+    def _set_plain(self, name: str, value: Any) -> None:
+        trace = MODE.trace if TRACES else None
+        if trace is None:
+            self.__dict__[name] = value
+            Epoch.now += 1
+        elif name not in self._debug_attributes:
+            trace.set_attribute(self, name, value)
