@@ -9,8 +9,9 @@ gradient is to be differentiated again (`create_graph=True`).
 """
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +27,11 @@ class _Mode(threading.local):
 
     grad = True
     trace: Any = None  # the trace that records here, see everyo.compile
+    watch: Any = None  # who looks at every result, see everyo.core.detect
 
 
 MODE = _Mode()
-TRACES: list[Any] = []  # every active trace of any thread: empty almost always, and cheap to test
+TRACES: list[Any] = []  # every active trace and watch of any thread: almost always empty
 
 
 def current_trace() -> Any:
@@ -38,15 +40,29 @@ def current_trace() -> Any:
 
 
 class Clock:
-    """Counts the writes that the library makes into tensors: a saved value is stale if written later."""
+    """Numbers what happens: every node, and every write of the library into a tensor."""
 
-    now = 0
+    tick = itertools.count(1).__next__
+    written = 0  # the number of the last write
 
 
 class Node:
-    """How a tensor was computed: `operation`, `parents`, `backward_fn(gradient)`, `attributes`."""
+    """How a tensor was computed: `operation`, `parents`, `backward_fn(gradient)`, `attributes`.
 
-    __slots__ = ("attributes", "backward_fn", "operation", "parents", "retained", "saved", "time")
+    `number` grows from parents to results. `saved` holds the write cells of the values that
+    `backward_fn` reads: one that was written after the node was made is stale.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "attributes",
+        "backward_fn",
+        "number",
+        "operation",
+        "parents",
+        "retained",
+        "saved",
+    )
 
     def __init__(
         self,
@@ -54,50 +70,54 @@ class Node:
         parents: Sequence[Any],
         backward_fn: Callable[..., Sequence[Any]],
         attributes: dict[str, Any],
-        saved: Sequence[Any] = (),
+        saved: Sequence[list[int]] = (),
     ) -> None:
         self.operation = operation
         self.parents = parents
         self.backward_fn = backward_fn
         self.attributes = attributes
-        self.saved = saved  # the write cells of the values that backward_fn reads
-        self.time = Clock.now
+        self.saved = saved
+        self.number = Clock.tick()
         self.retained: Any = None  # weak reference to the result, if it keeps its gradient
 
     def check_saved(self) -> None:
         """Raise if a value that the gradient needs was overwritten after it was saved."""
         for cell in self.saved:
-            if cell[0] > self.time:
+            if cell[0] > self.number:
                 raise EveryOGradientError(
-                    f"{self.operation}: a value saved for its gradient was modified afterwards by an "
-                    "in-place operation; call backward() first, or work on a clone()"
+                    f"{self.operation}: a value saved for its gradient was modified afterwards by "
+                    "an in-place operation; call backward() first, or work on a clone()"
                 )
 
     def __repr__(self) -> str:
         return f"<Node {self.operation}>"
 
 
-def topological_order(root: Any) -> list[Any]:
-    """The tensors below `root` that require gradients, consumers first. Iterative: depth is no limit."""
-    order, seen, path, stack = [], set(), [], [root]
-    while stack:
-        tensor = stack.pop()
-        if tensor is None:  # everything below the last tensor of the path is done
-            order.append(path.pop())
-            continue
+def topological_order(root: Any, oldest: int = 0) -> list[Any]:
+    """The tensors below `root` that require gradients, consumers first and leaves last; none that
+    is older than the node with number `oldest`. Iterative: depth is no limit."""
+    seen, order = {_key(root)}, [root]
+    for tensor in order:  # which grows meanwhile
         node = tensor.grad_node
-        key = id(tensor if node is None else node)
-        if key in seen:
-            continue
-        seen.add(key)
-        if node is None:
-            order.append(tensor)
-        else:
-            path.append(tensor)
-            stack.append(None)
-            stack.extend(node.parents)
-    order.reverse()
+        if node is not None:
+            for parent in node.parents:
+                key = parent.grad_node or parent
+                if key not in seen and (not oldest or _age(parent) >= oldest):
+                    seen.add(key)
+                    order.append(parent)
+    order.sort(key=_age, reverse=True)
     return order
+
+
+def _key(tensor: Any) -> Any:
+    """What a tensor is known by in a graph: its node, or a leaf itself. Both hash by identity."""
+    return tensor.grad_node or tensor
+
+
+def _age(tensor: Any) -> int:
+    """The number of the node; 0 for a leaf, which nothing precedes."""
+    node = tensor.grad_node
+    return 0 if node is None else node.number
 
 
 def unbroadcast(gradient: Any, shape: tuple[int, ...], xp: Any = None) -> Any:
@@ -106,38 +126,44 @@ def unbroadcast(gradient: Any, shape: tuple[int, ...], xp: Any = None) -> Any:
         return gradient
     xp = xp or (NUMPY if isinstance(gradient, np.ndarray) else TENSORS)
     extra = len(gradient.shape) - len(shape)
-    axes = tuple(range(extra)) + tuple(
+    inner = tuple(
         extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1
     )
-    return xp.reshape(xp.sum(gradient, axis=axes, keepdims=False), shape)
+    if inner:
+        gradient = xp.sum(gradient, axis=inner, keepdims=True)
+    return xp.sum(gradient, axis=tuple(range(extra)), keepdims=False) if extra else gradient
 
 
 def propagate(
-    root: Any, seed: Any, xp: Any, wanted: Iterable[Any] | None = None
+    root: Any, seed: Any, xp: Any, wanted: Sequence[Any] | None = None
 ) -> list[tuple[Any, Any]]:
     """Carry `seed` back from `root`; the (tensor, gradient) pairs of leaves and retained tensors,
     or of exactly the `wanted` tensors. Nothing is stored: a failure changes nothing."""
     through = xp is TENSORS
+    watch = MODE.watch if TRACES else None
     found: list[tuple[Any, Any]] = []
     targets = None if wanted is None else {_key(t): t for t in wanted}
+    oldest = min((_age(t) for t in wanted), default=0) if wanted is not None else 0
     gradients = {_key(root): seed}
-    for tensor in topological_order(root):
+    for tensor in topological_order(root, oldest):
         node = tensor.grad_node
-        gradient = gradients.pop(id(tensor if node is None else node), None)
+        gradient = gradients.pop(node or tensor, None)
         if gradient is None:
             continue
         if targets is not None:
-            if _key(tensor) in targets:
-                found.append((targets[_key(tensor)], gradient))
+            if (node or tensor) in targets:
+                found.append((targets[node or tensor], gradient))
         elif node is None:
             found.append((tensor, _owned(gradient, seed, xp)))
         elif node.retained is not None and (kept := node.retained()) is not None:
             found.append((kept, _owned(gradient, seed, xp, always=True)))
         if node is None:
             continue
-        if node.time != Clock.now:
+        if Clock.written > node.number:
             node.check_saved()
         results = node.backward_fn(gradient, xp, node if through else None)
+        if watch is not None:
+            watch.backward(node, gradient, results)
         for parent, result in zip(node.parents, results, strict=True):
             if result is None:
                 continue
@@ -146,19 +172,15 @@ def propagate(
                 result = unbroadcast(result, data.shape, xp)
             if result.dtype != data.dtype:
                 result = xp.astype(result, data.dtype)
-            above = parent.grad_node
-            key = id(parent if above is None else above)
-            if key in gradients:
-                gradients[key] = xp.add(gradients[key], result)
-            elif above is None and result is gradient:
+            key = parent.grad_node or parent
+            known = gradients.get(key)
+            if known is not None:
+                gradients[key] = xp.add(known, result)
+            elif result is gradient and key is parent:
                 gradients[key] = xp.copy(result)  # two leaves never share one array
             else:
                 gradients[key] = result
     return found
-
-
-def _key(tensor: Any) -> int:
-    return id(tensor.grad_node or tensor)
 
 
 def _owned(gradient: Any, seed: Any, xp: Any, always: bool = False) -> Any:
@@ -167,31 +189,32 @@ def _owned(gradient: Any, seed: Any, xp: Any, always: bool = False) -> Any:
         return gradient
     if always or gradient is seed or getattr(gradient, "base", None) is not None:
         return xp.copy(gradient)
-    return gradient
+    return np.asarray(gradient) if isinstance(gradient, np.generic) else gradient
 
 
 def seed_for(root: Any, gradient: Any, xp: Any) -> Any:
-    """The gradient to start from: ones for a single element, else the one given, its shape checked."""
+    """The gradient to start from: ones for a single element, else the one given, shape checked."""
     shape = root.shape
     if not root._requires_grad:
         raise EveryOGradientError(
-            f"backward() on a tensor of shape {shape} that does not require gradients; create it, or a "
-            "tensor it is computed from, with requires_grad=True"
+            f"backward() on a tensor of shape {shape} that does not require gradients; create it, or "
+            "a tensor it is computed from, with requires_grad=True"
         )
     if gradient is None:
         if root.size != 1:
             raise EveryOGradientError(
-                f"backward() on a tensor of shape {shape} needs an explicit gradient of that shape; only "
-                "a scalar (one element) has an implicit one"
+                f"backward() on a tensor of shape {shape} needs an explicit gradient of that shape; "
+                "only a scalar (one element) has an implicit one"
             )
-        return xp.ones(shape, root.dtype)
+        return xp.ones(shape, root._data.dtype)
     value = _seed_value(gradient, xp)
     if value.shape != shape:
         raise EveryOGradientError(
-            f"the gradient passed to backward() has shape {value.shape}, the tensor has shape {shape}; "
-            "they must be equal"
+            f"the gradient passed to backward() has shape {value.shape}, the tensor has shape "
+            f"{shape}; they must be equal"
         )
-    return value if value.dtype == root.dtype else xp.astype(value, root.dtype)
+    dtype = root._data.dtype
+    return value if value.dtype == dtype else xp.astype(value, dtype)
 
 
 def _seed_value(gradient: Any, xp: Any) -> Any:
@@ -204,11 +227,15 @@ def _seed_value(gradient: Any, xp: Any) -> Any:
 
 
 def backward(root: Any, gradient: Any = None, *, create_graph: bool = False) -> None:
-    """Accumulate the gradients of `root` in the `.grad` of every leaf and retained tensor below it."""
+    """Accumulate the gradients of `root` in `.grad` of every leaf and retained tensor below it."""
     xp = TENSORS if create_graph else namespace()
-    with set_grad_enabled(create_graph), np.errstate(all="ignore"):
-        found = propagate(root, seed_for(root, gradient, xp), xp)
-        sums = [(t, g if (old := t.grad) is None else xp.add(old, g)) for t, g in found]
+    before, MODE.grad = MODE.grad, create_graph
+    try:
+        with np.errstate(all="ignore"):
+            found = propagate(root, seed_for(root, gradient, xp), xp)
+            sums = [(t, g if (old := t.grad) is None else xp.add(old, g)) for t, g in found]
+    finally:
+        MODE.grad = before
     for tensor, total in sums:
         tensor._store_grad(total)
 

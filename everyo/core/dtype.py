@@ -9,6 +9,7 @@ from everyo.exceptions import EveryODTypeError
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "bool")
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` itself is slow
 FLOAT32 = DTYPES["float32"]
 DTypeLike = Any  # a name, a NumPy dtype or a scalar type
 

@@ -7,11 +7,13 @@ on it is recorded and can be differentiated again. The third namespace, the reco
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+SMALL = 4096  # elements; below, filling an array is cheaper than a view with strides of 0
 
 TENSORS = SimpleNamespace()  # name -> differentiable op on tensors; see everyo.core.op
 
@@ -42,6 +44,33 @@ def astype(x: np.ndarray, dtype: Any) -> np.ndarray:
 
 def copy(x: np.ndarray) -> np.ndarray:
     return np.array(x)
+
+
+def reshape(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return x.reshape(shape)
+
+
+def transpose(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    return x.transpose(axes)
+
+
+def broadcast_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A read-only view, or a filled array where that costs less than making the view."""
+    if math.prod(shape) > SMALL:
+        return np.broadcast_to(x, shape)
+    out = np.empty(shape, x.dtype)
+    out[...] = x
+    return out
+
+
+def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
+    """The reduction itself, without the wrapper that numpy.sum and its kin are."""
+    reduce = ufunc.reduce
+
+    def reduction(x: np.ndarray, axis: tuple[int, ...], keepdims: bool = False) -> Any:
+        return reduce(x, axis, None, None, keepdims)
+
+    return reduction
 
 
 def getitem(x: np.ndarray, key: Any) -> np.ndarray:
@@ -76,10 +105,6 @@ def spread(g: np.ndarray, index: np.ndarray, n: int) -> np.ndarray:
     out = np.zeros((*g.shape, n), g.dtype)
     np.put_along_axis(out, index[..., None], g[..., None], -1)
     return out
-
-
-def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.matmul(a, b)
 
 
 def random(state: np.ndarray, *, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -119,13 +144,16 @@ def _merge(*arrays: Sequence[Any], axis: int) -> np.ndarray:
 
 NUMPY = SimpleNamespace(
     **_named(
-        "add subtract multiply divide negative power exp expm1 log log1p log2 log10 sqrt cbrt square "
-        "reciprocal abs sign sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh floor ceil rint "
-        "floor_divide remainder maximum minimum isnan isinf isfinite equal not_equal less less_equal "
-        "greater greater_equal logical_and logical_or logical_xor logical_not where sum prod max min "
-        "any all cumsum argmax argmin reshape transpose broadcast_to flip zeros ones full"
+        "add subtract multiply divide negative power exp expm1 log log1p log2 log10 sqrt cbrt "
+        "square reciprocal abs sign sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh floor "
+        "ceil rint floor_divide remainder maximum minimum isnan isinf isfinite equal not_equal "
+        "less less_equal greater greater_equal logical_and logical_or logical_xor logical_not "
+        "where matmul cumsum argmax argmin flip zeros ones full"
     ),
+    sum=_reduction(np.add), prod=_reduction(np.multiply), max=_reduction(np.maximum),
+    min=_reduction(np.minimum), any=_reduction(np.logical_or), all=_reduction(np.logical_and),
+    reshape=reshape, transpose=transpose, broadcast_to=broadcast_to,
     erf=erf, sigmoid=sigmoid, astype=astype, copy=copy, getitem=getitem, put=put, put_add=put_add,
-    pick=pick, spread=spread, matmul=matmul, random=random, require=require, iota=iota,
+    pick=pick, spread=spread, random=random, require=require, iota=iota,
     argsort=argsort, merge=_merge, asarray=np.asarray,
 )  # fmt: skip

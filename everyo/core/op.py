@@ -10,6 +10,7 @@ and nowhere else.
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,17 @@ class Sample:
     dtype: str = "float64"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How to record an op when certain operands want gradients: the positions of those that get
+    one, their rules, the positions of the operands that the rules read, whether they read y."""
+
+    positions: tuple[int, ...]
+    rules: tuple[Rule, ...]
+    reads: tuple[int, ...]
+    reads_result: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """One operation. `vjp` holds a rule or None (not differentiable) per operand, or is a function
@@ -62,14 +74,12 @@ class Op:
     saves: tuple[str, ...]
     kind: str
     doc: str
-    signature: str
     samples: tuple[Sample, ...]
     reference: Callable[..., Any] | None
-    primitive: (
-        str | None
-    )  # the pointwise instruction of the code generators that this op is, if any
+    primitive: str | None  # the pointwise instruction of the code generators that this op is
     view: bool
     plain: str  # operands that keep their own dtype beside a floating tensor: letters as in `saves`
+    plans: dict[tuple[int, int], Plan] = field(default_factory=dict)  # what `plan` has worked out
 
     def rule(self, i: int) -> Rule | None:
         """The gradient rule of operand `i`."""
@@ -80,6 +90,21 @@ class Op:
     def reads(self, i: int) -> str:
         """The letters of the values that the rule of operand `i` reads."""
         return self.saves[i] if i < len(self.saves) else self.saves[-1] if self.saves else ""
+
+    def plan(self, wanted: int, count: int) -> Plan:
+        """The plan for `count` operands of which those with a bit in `wanted` want gradients."""
+        asked = [i for i in range(count) if wanted >> i & 1]
+        if self.vjp is DERIVED:
+            plan = Plan(tuple(asked), (), tuple(range(count)), False)
+        else:
+            rules = {i: rule for i in asked if (rule := self.rule(i)) is not None}
+            letters = "".join(self.reads(i) for i in rules)
+            reads = {ord(c) - 97 for c in letters if c not in "y*"}
+            if "*" in letters:
+                reads.update(range(1, count))
+            plan = Plan(tuple(rules), tuple(rules.values()), tuple(sorted(reads)), "y" in letters)
+        self.plans[wanted, count] = plan
+        return plan
 
 
 def op(
@@ -111,24 +136,16 @@ def op(
         params = [p for p in declared if p.kind is p.KEYWORD_ONLY]
         rules = (vjp,) if vjp is not None and vjp is not DERIVED and not isinstance(vjp, tuple) \
             and arity is None else vjp  # fmt: skip
-        public_signature = inspect.Signature(
-            [p.replace(annotation=p.empty) for p in declared if p.kind is not p.KEYWORD_ONLY]
-            + [
-                p.replace(kind=p.KEYWORD_ONLY if arity == -1 else p.POSITIONAL_OR_KEYWORD)
-                for p in params
-            ]
-        )
         record = Op(
             name, forward, rules, (saves,) if isinstance(saves, str) else saves, kind,
-            (forward.__doc__ or "").strip().split("\n")[0], f"{name}{public_signature}",
-            tuple(samples), reference, primitive, view, plain,
+            (forward.__doc__ or "").strip().split("\n")[0], tuple(samples), reference, primitive,
+            view, plain,
         )  # fmt: skip
         OPS[name] = record
         variadic = any(p.kind is p.VAR_POSITIONAL for p in declared)
-        public = _variadic(record) if variadic else _public(record, len(operands), prepare, params)
+        public = _variadic(record) if variadic else _public(record, operands, params, prepare)
         public.__name__ = public.__qualname__ = name
         public.__doc__ = forward.__doc__
-        public.__signature__ = public_signature  # type: ignore[attr-defined]
         public.__module__ = forward.__module__
         public.op = record  # type: ignore[attr-defined]
         for alias in (name, *aliases):
@@ -141,61 +158,58 @@ def op(
 
 
 def _variadic(record: Op) -> Callable[..., Any]:
-    return lambda *operands, **params: apply(record, *operands, **params)
+    return lambda *operands, **params: run(record, operands, params)
 
 
 def _public(
     record: Op,
-    arity: int,
-    prepare: Callable[..., dict[str, Any]] | None,
+    operands: list[inspect.Parameter],
     params: list[inspect.Parameter],
+    prepare: Callable[..., dict[str, Any]] | None,
 ) -> Callable[..., Any]:
-    names = [p.name for p in params]
-    if not names and prepare is None:
-        if arity == 1:
-            return lambda a: apply(record, a)
-        if arity == 2:
-            return lambda a, b: apply(record, a, b)
-        return lambda *operands: apply(record, *operands)
-    defaults = {p.name: p.default for p in params if p.default is not p.empty}
-    required = [p.name for p in params if p.default is p.empty]
-
-    def public(*args: Any, **given: Any) -> Tensor:
-        operands, rest = args[:arity], args[arity:]
-        if len(operands) < arity or len(rest) > len(names):
-            raise TypeError(f"{record.signature}: got {len(args)} positional arguments")
-        given.update(zip(names, rest, strict=False))
-        values = {**defaults, **given}
-        if len(values) != len(names) or any(n not in values for n in required):
-            raise TypeError(f"{record.signature}: got parameters {sorted(given)}")
-        if prepare is not None:
-            operands = tuple(a if isinstance(a, Tensor) else as_tensor(a) for a in operands)
-            values = prepare(*operands, **values)
-        return apply(record, *operands, **values)
-
-    return public
+    """The function that users call, with the signature of the forward, written out as source: a
+    wrapper that sorts its arguments at every call would cost more than most small ops."""
+    names = ", ".join(p.name for p in operands)
+    declared = [f"{p.name}=_{p.name}" if p.default is not p.empty else p.name for p in params]
+    passed = ", ".join(f"{p.name}={p.name}" for p in params)
+    lines = [f"def {record.name}({', '.join([names, *declared])}):"]
+    if prepare is not None:
+        lines += [
+            f"    if not isinstance({p.name}, Tensor): {p.name} = as_tensor({p.name})"
+            for p in operands
+        ]
+    given = f"dict({passed})" if prepare is None else f"prepare({names}, {passed})"
+    lines.append(f"    return run(record, ({names},), {given})")
+    scope = {"run": run, "record": record, "prepare": prepare, "Tensor": Tensor}
+    scope |= {"as_tensor": as_tensor, **{f"_{p.name}": p.default for p in params}}
+    exec(compile("\n".join(lines), record.forward.__code__.co_filename, "exec"), scope)
+    return scope[record.name]
 
 
 _NUMBERS = (float, int, bool)
 _NEW = Tensor.__new__
 
 
-def apply(op: Op, *args: Any, **params: Any) -> Any:
+def apply(op: Op, *operands: Any, **params: Any) -> Any:
     """Run an op on tensors (or arrays and numbers) and record it where gradients are wanted."""
+    return run(op, operands, params)
+
+
+def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """`apply`, with the operands in a tuple and the parameters in a dict of the caller's."""
     trace = MODE.trace if TRACES else None
-    data, wants = [], False
+    data, wanted = [], 0
     for a in args:
         if isinstance(a, Tensor):
-            data.append(a._data if trace is None else trace.read(a))
             if a._requires_grad:
-                wants = True
+                wanted |= 1 << len(data)
+            data.append(a._data if trace is None else trace.read(a))
         elif type(a) in _NUMBERS:
             data.append(a)
         else:
             data.append(_coerce(a, len(data), op, args, trace))
-    xp = NUMPY if trace is None else trace.xp
     try:
-        y = op.forward(xp, *data, **params)
+        y = op.forward(NUMPY if trace is None else trace.xp, *data, **params)
     except EveryOError:
         raise
     except (ValueError, IndexError, TypeError, OverflowError) as error:
@@ -204,74 +218,85 @@ def apply(op: Op, *args: Any, **params: Any) -> Any:
         y = np.asarray(y)
     out = _NEW(Tensor)
     out._data = y
-    out._grad = out.name = out._cell = out.grad_node = None
+    out._grad = out.name = out.grad_node = None
     out._requires_grad = False
+    out._cell = [0]
     if op.view:
         _share(args[0], out)
-    if wants and MODE.grad and op.vjp is not None and y.dtype.kind == "f":
-        _record(op, args, data, out, params)
+    if wanted and MODE.grad and op.vjp is not None and y.dtype.kind == "f":
+        _record(op, args, data, out, params, wanted)
+    if TRACES and MODE.watch is not None:
+        MODE.watch.forward(op, data, out)
     return out
 
 
-def _record(op: Op, args: tuple, data: list, out: Tensor, params: dict[str, Any]) -> None:
-    """Hang a node on `out`: the closure holds the arrays, never `out` itself, so no cycle exists."""
-    positions, parents = [], []
-    for i, a in enumerate(args):
-        if (
-            isinstance(a, Tensor)
-            and a._requires_grad
-            and (op.vjp is DERIVED or op.rule(i) is not None)
-        ):
-            positions.append(i)
-            parents.append(a)
-    if not parents:
+def _record(
+    op: Op, args: tuple[Any, ...], data: list[Any], out: Tensor, params: dict[str, Any], wanted: int
+) -> None:
+    """Hang a node on `out`. It holds arrays and operands, never `out` itself: no cycle exists."""
+    plan = op.plans.get((wanted, len(args))) or op.plan(wanted, len(args))
+    positions = plan.positions
+    if not positions:
         return
-    y = out._data
+    saved = [out._cell] if plan.reads_result else []
+    for i in plan.reads:
+        a = args[i]
+        if isinstance(a, Tensor):
+            saved.append(a._cell)
+        elif a is data[i] and type(a) is np.ndarray:
+            data[i] = a.copy()  # the caller may change the array before backward
     if op.vjp is DERIVED:
-        backward_fn = _derived(op, args, positions, params)
-        saved: list[Any] = [a for a in args if isinstance(a, Tensor)]
+        backward_fn = partial(_derived_backward, op, positions, args, data, params)
     else:
-        rules = [op.rule(i) for i in positions]
-        letters = "".join([op.reads(i) for i in positions])
-        saved = []
-        for letter in letters:
-            if letter == "y":
-                saved.append(out.cell())
-            elif letter == "*":
-                saved += [a for a in args[1:] if isinstance(a, Tensor)]
-            elif isinstance(held := args[ord(letter) - 97], Tensor):
-                saved.append(held)
-            elif held is data[ord(letter) - 97] and type(held) is np.ndarray:
-                data[ord(letter) - 97] = (
-                    held.copy()
-                )  # the caller may change the array before backward
-
-        def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
-            if through is None:
-                return [rule(xp, gradient, y, *data, **params) for rule in rules]
-            result = alias(y, through)
-            return [rule(xp, gradient, result, *args, **params) for rule in rules]
-
+        backward_fn = partial(_backward, plan.rules, out._data, args, data, params)
+    parents = args if len(positions) == len(args) else [args[i] for i in positions]
     out.grad_node = Node(op.name, parents, backward_fn, params, saved)
     out._requires_grad = True
 
 
-def _derived(
-    op: Op, args: tuple, positions: list[int], params: dict[str, Any]
-) -> Callable[..., Any]:
-    """The gradient of a composite without rules: its forward, run on tensors and walked back."""
+def _backward(
+    rules: tuple[Rule, ...],
+    y: Any,
+    args: tuple[Any, ...],
+    data: list[Any],
+    params: dict[str, Any],
+    gradient: Any,
+    xp: Any = NUMPY,
+    through: Node | None = None,
+) -> Sequence[Any]:
+    """The gradients of the operands with these rules: on arrays, or `through` the node of the
+    result on tensors, so that they have a graph themselves."""
+    if through is not None:
+        data, y = _tensors(args, data), alias(y, through)
+    if len(rules) == 1:
+        return (rules[0](xp, gradient, y, *data, **params),)
+    return [rule(xp, gradient, y, *data, **params) for rule in rules]
 
-    def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
-        operands = list(args)
-        for i in positions:
-            operands[i] = TENSORS.identity(args[i]) if through else Tensor._leaf(args[i])
-        with enable_grad():
-            result = op.forward(TENSORS, *operands, **params)
-        wanted = [operands[i] for i in positions]
-        found = {id(t): g for t, g in propagate(result, gradient, xp, wanted)}
-        return [found.get(id(t)) for t in wanted]
 
-    return backward_fn
+def _derived_backward(
+    op: Op,
+    positions: tuple[int, ...],
+    args: tuple[Any, ...],
+    data: list[Any],
+    params: dict[str, Any],
+    gradient: Any,
+    xp: Any = NUMPY,
+    through: Node | None = None,
+) -> Sequence[Any]:
+    """The gradients of a composite without rules: its forward, run on tensors and walked back."""
+    operands = _tensors(args, data)
+    for i in positions:
+        operands[i] = TENSORS.identity(args[i]) if through else Tensor._leaf(args[i])
+    with enable_grad():
+        result = op.forward(TENSORS, *operands, **params)
+    inner = [operands[i] for i in positions]
+    found = {id(t): g for t, g in propagate(result, gradient, xp, inner)}
+    return [found.get(id(t)) for t in inner]
+
+
+def _tensors(args: tuple[Any, ...], data: list[Any]) -> list[Any]:
+    """The operands as they take part in a graph: tensors themselves, the rest as coerced."""
+    return [a if isinstance(a, Tensor) else d for a, d in zip(args, data, strict=True)]
 
 
 def alias(data: Any, node: Node | None) -> Tensor:
@@ -286,12 +311,8 @@ def _share(source: Any, out: Tensor) -> None:
     """A view and its source see each other's writes: one cell for both."""
     if isinstance(source, Tensor):
         a, b = source._data, out._data
-        if (
-            type(b) is not np.ndarray
-            or b is a
-            or (b.base if b.base is not None else b) is (a.base if a.base is not None else a)
-        ):
-            out._cell = source.cell()
+        if type(b) is not np.ndarray or b is a or b.base is a or (b.base is a.base is not None):
+            out._cell = source._cell
 
 
 def _coerce(value: Any, i: int, op: Op, args: tuple, trace: Any) -> Any:

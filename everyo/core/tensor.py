@@ -16,7 +16,7 @@ import numpy as np
 from everyo.core import autograd
 from everyo.core.autograd import MODE, TRACES, Clock, current_trace
 from everyo.core.device import CPU, Device, device
-from everyo.core.dtype import DTypeLike, as_array, as_dtype
+from everyo.core.dtype import NAMES, DTypeLike, as_array, as_dtype
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.state import Epoch
 from everyo.exceptions import (
@@ -54,8 +54,9 @@ class Tensor:
             self._data = trace.new(data, dtype)
         else:
             self._data = as_array(data._data if isinstance(data, Tensor) else data, dtype)
-        self._grad = self._cell = self.grad_node = None
+        self._grad = self.grad_node = None
         self._requires_grad = False
+        self._cell = [0]
         self.name = name
         if requires_grad:
             self.requires_grad = True
@@ -67,15 +68,16 @@ class Tensor:
         """A tensor over `array` itself, without a copy."""
         out = Tensor.__new__(Tensor)
         out._data = array
-        out._grad = out.name = out._cell = out.grad_node = None
+        out._grad = out.name = out.grad_node = None
         out._requires_grad = False
+        out._cell = [0]
         return out
 
     @classmethod
     def _leaf(cls, tensor: "Tensor") -> "Tensor":
         """A new leaf over the same data that requires gradients."""
         out = cls._wrap(tensor._data)
-        out._cell = tensor.cell()
+        out._cell = tensor._cell
         out._requires_grad = True
         return out
 
@@ -99,7 +101,7 @@ class Tensor:
     @property
     def dtype(self) -> str:
         """The name of the dtype, e.g. `"float32"`."""
-        return self._data.dtype.name
+        return NAMES[self._data.dtype]
 
     @property
     def device(self) -> Device:
@@ -158,7 +160,7 @@ class Tensor:
             trace.rebind(self, value)
         else:
             self._data = np.array(value, self._data.dtype)
-            self._cell = None
+            self._cell = [0]
         Epoch.now += 1
 
     @property
@@ -188,12 +190,6 @@ class Tensor:
         else:
             trace.set_grad(self, value)
 
-    def cell(self) -> list[int]:
-        """The time of the last library write to this tensor's memory; shared by views of it."""
-        if self._cell is None:
-            self._cell = [0]
-        return self._cell
-
     def _write(self, value: Any, key: Any = ...) -> None:
         """Store `value` (cast, broadcast) into the buffer at `key`, seen by every view of it."""
         trace = MODE.trace if TRACES else None
@@ -205,8 +201,7 @@ class Tensor:
                                        f"{self.shape}: {error}") from None  # fmt: skip
         else:
             trace.write(self, value, key)
-        Clock.now += 1
-        self.cell()[0] = Clock.now
+        self._cell[0] = Clock.written = Clock.tick()
 
     def backward(self, gradient: Any = None, *, create_graph: bool = False) -> None:
         """Accumulate d(self)/d(leaf), weighted by `gradient`, into `.grad` of every leaf below.
@@ -233,7 +228,7 @@ class Tensor:
     def detach(self) -> "Tensor":
         """The same data without a graph."""
         out = Tensor._wrap(self._data)
-        out._cell = self.cell()
+        out._cell = self._cell
         return out
 
     def numpy(self) -> np.ndarray:
@@ -404,7 +399,7 @@ class Tensor:
                 "_requires_grad": self._requires_grad, "name": self.name}  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._cell = self.grad_node = None
+        self._cell, self.grad_node = [0], None
         for key, value in state.items():
             setattr(self, key, value)
 

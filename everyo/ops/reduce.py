@@ -14,10 +14,15 @@ from everyo.exceptions import EveryOShapeError
 
 
 def axes_of(a: Any, axis: Any, name: str = "axis") -> tuple[int, ...]:
-    """`axis` (None, int or a sequence) as sorted non-negative axes of `a`; `EveryOShapeError` if out of range."""
+    """`axis` (None, int or a sequence) as sorted non-negative axes of `a`.
+
+    Raises `EveryOShapeError` for an axis that is out of range or named twice.
+    """
     ndim = len(a.shape)
     if axis is None:
         return tuple(range(ndim))
+    if type(axis) is int and -ndim <= axis < ndim:
+        return (axis % ndim,)
     given = axis if isinstance(axis, tuple | list) else (axis,)
     out = []
     for raw in given:
@@ -41,14 +46,24 @@ def _axes(a: Any, *, axis: Any, **rest: Any) -> dict[str, Any]:
     return {"axis": axes_of(a, axis), **rest}
 
 
+def keep(xp: Any, r: Any, a: Any, axis: tuple[int, ...]) -> Any:
+    """A reduced value with its reduced axes as 1, so that it broadcasts against `a`."""
+    if len(r.shape) == len(a.shape):
+        return r
+    return xp.reshape(r, kept(a.shape, axis))
+
+
 def kept(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
     """`shape` with the reduced axes as 1."""
-    return tuple(1 if i in axis else n for i, n in enumerate(shape))
+    sizes = list(shape)
+    for i in axis:
+        sizes[i] = 1
+    return tuple(sizes)
 
 
 def expand(xp: Any, r: Any, a: Any, axis: tuple[int, ...]) -> Any:
-    """A reduced value (kept axes or not) repeated over the shape of `a`."""
-    return xp.broadcast_to(xp.reshape(r, kept(a.shape, axis)), a.shape)
+    """A reduced value repeated over the shape of `a`."""
+    return xp.broadcast_to(keep(xp, r, a, axis), a.shape)
 
 
 def count_of(a: Any, axis: tuple[int, ...]) -> int:
@@ -90,8 +105,8 @@ def mean_over(xp: Any, a: Any, axis: tuple[int, ...], keepdims: bool = False) ->
 
 
 @_op(
-    vjp=lambda xp, g, y, a, axis, keepdims: xp.divide(
-        expand(xp, g, a, axis), float(count_of(a, axis))
+    vjp=lambda xp, g, y, a, axis, keepdims: expand(
+        xp, xp.divide(g, float(count_of(a, axis))), a, axis
     ),
     samples=_samples(),
     methods=("mean",),
@@ -103,10 +118,9 @@ def mean(xp, a, *, axis=None, keepdims=False):
 
 def _extreme_vjp(xp, g, y, a, axis, keepdims):
     """The gradient goes to the extreme elements, in equal shares."""
-    hit = xp.equal(a, expand(xp, y, a, axis))
-    ones = xp.astype(hit, a.dtype)
-    share = xp.divide(ones, expand(xp, xp.sum(ones, axis=axis, keepdims=True), a, axis))
-    return xp.multiply(expand(xp, g, a, axis), share)
+    hit = xp.equal(a, keep(xp, y, a, axis))
+    count = xp.sum(xp.astype(hit, a.dtype), axis=axis, keepdims=True)
+    return xp.where(hit, xp.divide(keep(xp, g, a, axis), count), 0.0)
 
 
 def _nonempty(a: Any, *, axis: Any, **rest: Any) -> dict[str, Any]:
@@ -144,7 +158,7 @@ def min(xp, a, *, axis=None, keepdims=False):
 
 def _deviation(xp, a, axis):
     a = floating(xp, a)
-    return xp.subtract(a, expand(xp, mean_over(xp, a, axis), a, axis))
+    return xp.subtract(a, mean_over(xp, a, axis, keepdims=True))
 
 
 def _spread(xp, a, axis, ddof, keepdims):
@@ -159,8 +173,9 @@ def builtins_max(a: int, b: int) -> int:
 
 
 def _variance_vjp(xp, g, y, a, axis, keepdims, ddof):
-    factor = 2.0 / (count_of(a, axis) - ddof)
-    return xp.multiply(expand(xp, g, a, axis), xp.multiply(_deviation(xp, a, axis), factor))
+    n = count_of(a, axis) - ddof
+    factor = 2.0 / n if n > 0 else math.nan
+    return xp.multiply(keep(xp, g, a, axis), xp.multiply(_deviation(xp, a, axis), factor))
 
 
 @_op(
@@ -182,7 +197,7 @@ def _std_vjp(xp, g, y, a, axis, keepdims, ddof):
     n = float(count_of(a, axis) - ddof)
     flat = xp.equal(y, 0)
     per = xp.where(flat, 0.0, xp.divide(g, xp.multiply(xp.where(flat, 1.0, y), n)))
-    return xp.multiply(expand(xp, per, a, axis), _deviation(xp, a, axis))
+    return xp.multiply(keep(xp, per, a, axis), _deviation(xp, a, axis))
 
 
 @_op(
@@ -252,8 +267,8 @@ def _logsumexp_parts(xp, a, axis):
 
 
 def _logsumexp_vjp(xp, g, y, a, axis, keepdims):
-    full = expand(xp, xp.where(xp.isfinite(y), y, 0.0), a, axis)
-    return xp.multiply(expand(xp, g, a, axis), xp.exp(xp.subtract(a, full)))
+    shift = keep(xp, xp.where(xp.isfinite(y), y, 0.0), a, axis)
+    return xp.multiply(keep(xp, g, a, axis), xp.exp(xp.subtract(a, shift)))
 
 
 @_op(
@@ -280,9 +295,8 @@ def logsumexp(xp, a, *, axis=None, keepdims=False):
 
 def _norm_vjp(xp, g, y, a, axis, keepdims):
     zero = xp.equal(y, 0)
-    return xp.multiply(
-        expand(xp, xp.where(zero, 0.0, xp.divide(g, xp.where(zero, 1.0, y))), a, axis), a
-    )
+    per = xp.where(zero, 0.0, xp.divide(g, xp.where(zero, 1.0, y)))
+    return xp.multiply(keep(xp, per, a, axis), a)
 
 
 @_op(
@@ -322,7 +336,7 @@ def _softmax_axis(a: Any, *, axis: Any) -> dict[str, Any]:
 
 def _softmax_vjp(xp, g, y, a, axis):
     inner = xp.sum(xp.multiply(g, y), axis=axis, keepdims=True)
-    return xp.multiply(y, xp.subtract(g, expand(xp, inner, a, axis)))
+    return xp.multiply(y, xp.subtract(g, inner))
 
 
 _ROWS = (
@@ -349,7 +363,7 @@ def softmax(xp, a, *, axis=-1):
 
 
 def _log_softmax_vjp(xp, g, y, a, axis):
-    total = expand(xp, xp.sum(g, axis=axis, keepdims=True), a, axis)
+    total = xp.sum(g, axis=axis, keepdims=True)
     return xp.subtract(g, xp.multiply(xp.exp(y), total))
 
 
