@@ -15,11 +15,15 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 # file -> a pattern in its output whose group is a number, and the least that number may be
 SHOWS = {
     "digits.py": (r"Test accuracy: ([\d.]+)%", 97.0),
+    "scipy_minimize.py": (r"(\d) of 5 parameters lie within 3 standard errors", 5),
 }
+NEEDS = {"scipy_minimize.py": "scipy"}  # packages of the [examples] extra
 
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_an_example_shows_what_it_promises(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     run = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name)],
         capture_output=True,

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from everyo.core.autograd import current_trace
 from everyo.core.device import device as find_device
 from everyo.core.dtype import DTypeLike
 from everyo.core.random import Generator
@@ -77,9 +76,6 @@ class Module(Tracked):
     def __init__(self) -> None:
         self.__dict__["training"] = True
         self.__dict__["_buffers"] = {}
-        trace = current_trace()
-        if trace is not None:
-            trace.created(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

@@ -65,7 +65,9 @@ def take_at(xp, a, *indices, key):
 
 
 def filled(key: tuple, indices: tuple) -> tuple:
-    """`key` with each int k replaced by indices[k]."""
+    """`key` with each int k replaced by indices[k]; without indices its ints are positions."""
+    if not indices:
+        return key
     return tuple(indices[k] if type(k) is int else k for k in key)
 
 

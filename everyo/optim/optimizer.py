@@ -74,9 +74,6 @@ class Optimizer(Tracked):
     _steps: Tensor
 
     def __init__(self, parameters: Iterable[Tensor], **hyper: Any) -> None:
-        trace = current_trace()
-        if trace is not None:
-            trace.created(self)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for p in given:
             if not isinstance(p, Tensor):
