@@ -2,6 +2,7 @@
 
 from everyo import cuda, exceptions, nn, optim
 from everyo._version import VERSION_INFO, __version__
+from everyo.compile import CompiledFunction, compile
 from everyo.core.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from everyo.core.detect import detect_nan
 from everyo.core.device import Device, device

@@ -1,0 +1,412 @@
+"""`compile`: from a Python function to cached programs.
+
+A call is turned into a key (structure of the arguments; shape, dtype and layout of arrays; value of
+static arguments; gradient mode). Each key has the versions that were traced for it, each valid while
+its guards hold. The second call of a version traces again, without compiling, and compares: what
+guards cannot see is found there.
+"""
+
+import functools
+import inspect
+import threading
+import types
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from everyo.compile import guards as guarding
+from everyo.compile import ir
+from everyo.compile.entry import Entry, differences, trace_call
+from everyo.compile.explain import Explanation
+from everyo.compile.trace import LOCK, check_dtype
+from everyo.compile.tree import flatten, unflatten
+from everyo.core.autograd import MODE, current_trace
+from everyo.core.device import device as as_device
+from everyo.core.tensor import Tensor
+from everyo.exceptions import EveryOTraceError
+
+KEYS = 128  # versions kept per function, the least recently used go first
+WARN_TRACES = 8  # more traces of one function than this are worth a warning
+
+_STATIC = (bool, int, str, bytes, complex, type(None))
+
+
+class CacheInfo(NamedTuple):
+    """What a compiled function holds: traces made, versions kept, calls served, distinct kernels."""
+
+    traces: int
+    entries: int
+    calls: int
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a function is compiled."""
+
+    static_argnames: tuple[str, ...] = ()
+    fallback: str = "error"
+    check: bool = True
+    cache: bool = True
+
+
+class CompiledFunction:
+    """A function that is traced at the first call with arguments of a kind, then run as a program."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        self._function = function
+        self._options = options
+        self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
+        self._lock = threading.RLock()
+        self._traces = self._calls = 0
+        self._latest: Entry | None = None
+        self._eager_keys: set[Any] = set()
+        self._bound: dict[int, tuple[Any, CompiledFunction]] = {}
+        self._name = getattr(function, "__name__", type(function).__name__)
+        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function
+        self._static_positions = _positions(function, options.static_argnames)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current_trace() is not None:
+            return self._function(*args, **kwargs)
+        dynamic, key, rebuild = self._signature(args, kwargs)
+        if self._eager_keys and key in self._eager_keys:
+            return self._function(*args, **kwargs)
+        try:
+            entry, arrays = self._entry(dynamic, key, rebuild)
+        except EveryOTraceError as error:
+            if self._options.fallback != "eager":
+                raise
+            self._eager_keys.add(key)
+            warnings.warn(f"{self._name} runs eagerly, it cannot be compiled: {error}", stacklevel=2)
+            return self._function(*args, **kwargs)
+        self._calls += 1
+        return entry.run(dynamic, arrays)
+
+    # ------------------------------------------------------------------ looking inside
+
+    def graph(self, *args: Any, **kwargs: Any) -> ir.Graph:
+        """The traced graph, for these arguments or of the latest trace."""
+        return self._looked_up(args, kwargs)[0].traced.graph
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The text of every distinct kernel, for these arguments or of the latest trace."""
+        return self._looked_up(args, kwargs)[0].program.source()
+
+    def explain(self, *args: Any, profile: bool = False, **kwargs: Any) -> Explanation:
+        """A table of the kernels: shapes, bytes moved, floating-point operations; with `profile=True`
+        (and arguments) also times, measured on copies of the state. `save("step.svg")` draws it."""
+        entry, dynamic = self._looked_up(args, kwargs)
+        seconds = None
+        if profile:
+            if dynamic is None:
+                raise EveryOTraceError(f"{self._name}.explain(profile=True) needs arguments to run with")
+            arrays = entry.arrays(dynamic)
+            assert arrays is not None
+            seconds = entry.program.profile(arrays)
+        return Explanation(entry.graph, entry.program, seconds)
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Trace and compile for these arguments without running: nothing changes."""
+        self._looked_up(args, kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """Traces made, versions kept, calls served and distinct kernels of them."""
+        entries = [e for versions in self._entries.values() for e in versions]
+        texts = {row.text for e in entries for row in e.program.kernels}
+        return CacheInfo(self._traces, len(entries), self._calls, len(texts))
+
+    def clear(self) -> None:
+        """Forget every version."""
+        with self._lock:
+            self._entries.clear()
+            self._eager_keys.clear()
+            self._latest = None
+
+    def _looked_up(self, args: tuple, kwargs: dict) -> tuple[Entry, Any]:
+        if not args and not kwargs and self._latest is not None:
+            return self._latest, [] if not self._latest_has_arguments else None
+        dynamic, key, rebuild = self._signature(args, kwargs)
+        return self._entry(dynamic, key, rebuild)[0], dynamic
+
+    @property
+    def _latest_has_arguments(self) -> bool:
+        assert self._latest is not None
+        return any(s.kind.startswith("arg") for s in self._latest.traced.sources)
+
+    # ------------------------------------------------------------------ keys and versions
+
+    def _signature(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any, Callable[[Sequence[Any]], Any]]:
+        """The dynamic leaves of a call, its key, and a function that puts leaves back into arguments."""
+        leaves, structure = flatten((args, kwargs))
+        static = _static_leaves(args, kwargs, self._static_positions, self._options.static_argnames)
+        dynamic, specs, where, same = [], [], [], {}
+        for i, leaf in enumerate(leaves):
+            kind = type(leaf)
+            if isinstance(leaf, Tensor):
+                a = leaf._data
+                spec: Any = ("t", a.shape, a.dtype, _layout(a), leaf._requires_grad, leaf.grad_node is None)
+            elif kind is float and i not in static:
+                spec = ("f",)
+            elif isinstance(leaf, np.ndarray | np.generic):
+                leaf = np.asarray(leaf)
+                check_dtype(leaf)
+                spec = ("a", leaf.shape, leaf.dtype, _layout(leaf))
+            elif kind in _STATIC or kind is float:
+                specs.append((kind, repr(leaf)))
+                continue
+            else:
+                specs.append(("o", id(leaf)))
+                continue
+            specs.append((*spec, same.setdefault(id(leaf), len(dynamic)) if kind is not float else -1))
+            where.append(i)
+            dynamic.append(leaf)
+
+        def rebuild(values: Sequence[Any]) -> Any:
+            filled = list(leaves)
+            for at, value in zip(where, values, strict=True):
+                filled[at] = value
+            return unflatten(structure, filled)
+
+        return dynamic, (structure, tuple(specs), MODE.grad), rebuild
+
+    def _entry(self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any]) -> tuple[Entry, list[np.ndarray]]:
+        """A version that fits the call, traced and compiled if there is none."""
+        changed = None
+        for entry in self._entries.get(key, ()):
+            changed = entry.stale(dynamic)
+            if changed is None:
+                arrays = entry.arrays(dynamic)
+                if arrays is not None:
+                    return self._verified(entry, dynamic, arrays, key, rebuild)
+                changed = "an input has another shape, dtype, layout or shares memory with another one"
+        with LOCK, self._lock:
+            entry = self._compile(dynamic, rebuild)
+            self._entries.setdefault(key, []).insert(0, entry)
+            self._entries.move_to_end(key)
+            if len(self._entries) > KEYS:
+                self._entries.popitem(last=False)
+            del self._entries[key][16:]
+            self._note_retrace(changed)
+        arrays = entry.arrays(dynamic)
+        if arrays is None:
+            raise EveryOTraceError(f"{self._name}: the inputs changed while the function was traced")
+        return entry, arrays
+
+    def _compile(self, dynamic: list[Any], rebuild: Callable[..., Any]) -> Entry:
+        objects = [x for x in flatten(rebuild(dynamic))[0] if not isinstance(x, Tensor | np.ndarray)]
+        call = self._caller(rebuild)
+        found = guarding.collect(self._function, objects)
+        self._traces += 1
+        traced = trace_call(self._name, call, dynamic)
+        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic)
+        return entry
+
+    def _caller(self, rebuild: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+        function = self._function
+
+        def call(values: Sequence[Any]) -> Any:
+            args, kwargs = rebuild(values)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _verified(
+        self, entry: Entry, dynamic: list[Any], arrays: list[np.ndarray], key: Any, rebuild: Callable[..., Any]
+    ) -> tuple[Entry, list[np.ndarray]]:
+        """At the second call of a version: trace again and compare."""
+        if entry.verified or not self._options.check:
+            return entry, arrays
+        with LOCK, self._lock:
+            if entry.verified:
+                return entry, arrays
+            self._traces += 1
+            second = trace_call(self._name, self._caller(rebuild), dynamic)
+            line = next(iter(second.attributes.values()), None)
+            if line is not None:
+                name = next(iter(second.attributes))[1]
+                raise EveryOTraceError(
+                    f"{self._name}: attribute {name!r} is set at every call, at {line}; a compiled function does "
+                    "not run that line again. Keep the value in a tensor or buffer, or compile with fallback='eager'"
+                )
+            difference = differences(entry.traced, second)
+            if difference is None:
+                entry.verified = True
+                return entry, arrays
+            self._traces += 1
+            third = trace_call(self._name, self._caller(rebuild), dynamic)
+            if differences(second, third) is not None:
+                raise EveryOTraceError(
+                    f"{self._name} depends on Python state that changes from call to call and that guards cannot "
+                    f"see: {difference}. Pass the value as an argument, or keep it in a tensor"
+                )
+            self._entries[key].remove(entry)
+            fresh = self._compile(dynamic, rebuild)
+            fresh.verified = True
+            self._entries[key].insert(0, fresh)
+        new = fresh.arrays(dynamic)
+        assert new is not None
+        return fresh, new
+
+    def _note_retrace(self, changed: str | None) -> None:
+        compiled = sum(len(v) for v in self._entries.values())
+        if self._traces > WARN_TRACES and compiled > WARN_TRACES // 2:
+            why = changed or "arguments of a new shape, dtype, structure or static value"
+            warnings.warn(
+                f"{self._name} was traced {self._traces} times; the last time because of: {why}. Every trace compiles "
+                "anew; keep shapes and Python values fixed, or pass numbers that change as floats or tensors",
+                stacklevel=4,
+            )
+
+    # ------------------------------------------------------------------ methods, pickling
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        found = self._bound.get(id(instance))
+        if found is None or found[0]() is not instance:
+            forget = functools.partial(_forget, weakref.ref(self), id(instance))
+            reference = weakref.ref(instance, forget)
+            bound = CompiledFunction(_bind(self._function, reference), self._options)
+            found = self._bound[id(instance)] = (reference, bound)
+        return found[1]
+
+    def __reduce__(self) -> Any:
+        return (_restore, (self._function, self._options))
+
+    def __repr__(self) -> str:
+        return f"<compiled {getattr(self._function, '__qualname__', self._name)}>"
+
+
+def _bind(function: Callable[..., Any], reference: Any) -> Callable[..., Any]:
+    """The method of an object that is not kept alive by it."""
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(reference(), *args, **kwargs)
+
+    return method
+
+
+def _forget(owner: Any, key: int, _: Any) -> None:
+    compiled = owner()
+    if compiled is not None:
+        compiled._bound.pop(key, None)
+
+
+def _restore(function: Callable[..., Any], options: Options) -> CompiledFunction:
+    return CompiledFunction(function, options)
+
+
+def _layout(a: Any) -> Any:
+    return None if type(a) is not np.ndarray or a.flags.c_contiguous else a.strides
+
+
+def _positions(function: Any, names: Sequence[str]) -> tuple[int, ...]:
+    """The positions of static arguments; an unknown name is an error at once."""
+    if not names:
+        return ()
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+    unknown = [n for n in names if n not in parameters]
+    if unknown:
+        raise ValueError(f"static_argnames {unknown} are not parameters of the function: {parameters}")
+    return tuple(parameters.index(n) for n in names)
+
+
+def _static_leaves(args: tuple, kwargs: dict, positions: Sequence[int], names: Sequence[str]) -> set[int]:
+    """The leaf numbers that belong to static arguments."""
+    if not names:
+        return set()
+    out: set[int] = set()
+    at = 0
+    for i, value in enumerate(args):
+        n = len(flatten(value)[0])
+        if i in positions:
+            out |= set(range(at, at + n))
+        at += n
+    for name, value in kwargs.items():
+        n = len(flatten(value)[0])
+        if name in names:
+            out |= set(range(at, at + n))
+        at += n
+    return out
+
+
+def compile(
+    fn: Any = None,
+    *,
+    device: Any = None,
+    static_argnames: Sequence[str] = (),
+    fallback: str = "error",
+    check: bool = True,
+    cache: bool = True,
+) -> Any:
+    """Compile a function, method, lambda or `Module`: a decorator, with or without arguments.
+
+    The function is traced once per kind of arguments (shapes, dtypes, structure, values of ints,
+    strings, bools and None; floats are run-time inputs unless named in `static_argnames`) and then runs
+    as fused kernels, leaving everything that eager code would leave. `fallback="eager"` runs a function
+    that cannot be traced eagerly, with one warning; the default raises `EveryOTraceError`, which names
+    the line. `check=False` leaves out the second trace that looks for hidden Python state. `cache=False`
+    keeps this function's kernels off the disk. A compiled `Module` is a module that shares the
+    parameters.
+    """
+    if fallback not in ("error", "eager"):
+        raise ValueError(f"fallback must be 'error' or 'eager', got {fallback!r}")
+    if device is not None:
+        as_device(device, strict=True)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    options = Options(names, fallback, check, cache)
+
+    def wrap(target: Any) -> Any:
+        if isinstance(target, CompiledFunction):
+            return CompiledFunction(target._function, options)
+        if hasattr(target, "named_parameters") and hasattr(target, "forward"):
+            return _compiled_module(target, options)
+        if isinstance(target, staticmethod | classmethod):
+            return type(target)(CompiledFunction(target.__func__, options))
+        if not callable(target):
+            raise TypeError(f"compile needs a function or a Module, got {type(target).__name__}")
+        return CompiledFunction(target, options)
+
+    return wrap if fn is None else wrap(fn)
+
+
+def _compiled_module(module: Any, options: Options) -> Any:
+    """A module over the very same parameters, buffers and modes, whose forward is compiled."""
+    kind = type(module)
+    forward = CompiledFunction(types.MethodType(kind.forward, module), options)
+    forward._name = kind.__name__
+    namespace = {
+        "forward": property(lambda self: forward),
+        "__wrapped__": property(lambda self: module),
+        "__reduce__": lambda self: (compile_module, (module, options)),
+        "__deepcopy__": lambda self, memo: compile_module(_deepcopy(module, memo), options),
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
+    for name in ("graph", "source", "explain", "warmup", "cache_info", "clear"):
+        namespace[name] = property(lambda self, _name=name: getattr(forward, _name))
+    out = object.__new__(type(kind.__name__, (kind,), namespace))
+    object.__setattr__(out, "__dict__", module.__dict__)
+    return out
+
+
+def _deepcopy(module: Any, memo: dict) -> Any:
+    import copy
+
+    return copy.deepcopy(module, memo)
+
+
+def compile_module(module: Any, options: Options) -> Any:
+    """A compiled module again, after pickling or copying."""
+    return _compiled_module(module, options)

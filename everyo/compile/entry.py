@@ -1,0 +1,373 @@
+"""One compiled version of a function: a trace, its program, and how to run it on a call.
+
+An `Entry` fetches the inputs of its program, runs it, and then does what eager code would have done:
+stores gradients, scalars, buffers and attributes, and returns the results. Where a result requires
+gradients it hangs a node on it whose backward function is compiled as well, when first needed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import ir, passes
+from everyo.compile.guards import Guards
+from everyo.compile.symbol import Symbol
+from everyo.compile.trace import Effect, Leaf, Source, Trace, Traced
+from everyo.compile.tree import flatten, unflatten
+from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate, topological_order
+from everyo.core.namespace import NUMPY, TENSORS
+from everyo.core.state import Epoch
+from everyo.core.tensor import Tensor
+from everyo.exceptions import EveryOTraceError
+
+Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic leaves
+
+
+def trace_call(name: str, call: Call, leaves: Sequence[Any]) -> Traced:
+    """Trace the user's function once. Library state is as before when this returns or raises."""
+    placeholders = [_outside(leaf) for leaf in leaves]
+    trace = Trace(name, placeholders)
+    try:
+        with trace.active():
+            result = call(_inside(trace, placeholders))
+            traced = trace.finish(result, flatten)
+            parents = _parents(result, trace)
+    except BaseException:
+        trace.undo_attributes()
+        raise
+    _settle_attributes(trace, traced)
+    del result
+    line = trace.survivor()
+    if line is not None:
+        raise EveryOTraceError(
+            f"{name}: a traced value made at {line} is still held after the function returned (a side effect: "
+            "appended to a list, stored in a global or a closure); return it instead, or compile with fallback='eager'"
+        )
+    return _with_parents(traced, parents)
+
+
+def trace_backward(name: str, call: Call, leaves: Sequence[Any], result: int, parents: Sequence[Any]) -> Traced:
+    """Trace the gradients of result leaf `result` by `parents`; the last dynamic leaf is its gradient."""
+    placeholders = [_outside(leaf) for leaf in leaves]
+    trace = Trace(f"{name}.backward", placeholders)
+    try:
+        with trace.active():
+            inside = _inside(trace, placeholders)
+            with enable_grad():
+                out = flatten(call(inside[:-1]))[0][result]
+            wanted = [placeholders[p] if isinstance(p, int) else p for p in parents]
+            found = {id(t): g for t, g in propagate(out, trace.xp.asarray(inside[-1]), trace.xp, wanted)}
+            gradients = [found.get(id(t)) for t in wanted]
+            gradients = [None if g is None else trace.xp.copy(g) for g in gradients]
+            for table in (trace.grads, trace.rebound, trace.items):
+                table.clear()
+            for storage in trace._storages:
+                storage.written = False
+            traced = trace.finish(gradients, flatten)
+    finally:
+        trace.undo_attributes()
+    return traced
+
+
+def _outside(leaf: Any) -> Any:
+    """What stands for an argument: a tensor with a graph becomes a leaf, the graph stays outside."""
+    if isinstance(leaf, Tensor) and leaf.grad_node is not None:
+        stand_in = Tensor._wrap(leaf._data)
+        stand_in._requires_grad = True
+        return stand_in
+    return leaf
+
+
+def _inside(trace: Trace, placeholders: Sequence[Any]) -> list[Any]:
+    """What the traced function gets: tensors as they are, arrays and floats as symbols."""
+    out: list[Any] = []
+    for i, leaf in enumerate(placeholders):
+        if isinstance(leaf, Tensor):
+            out.append(leaf)
+        elif type(leaf) is float:
+            out.append(trace.number(leaf, i))
+        else:
+            out.append(trace.array(leaf))
+    return out
+
+
+def _settle_attributes(trace: Trace, traced: Traced) -> None:
+    """Traced values stored in attributes become effects; until a call stores them the old value stays."""
+    values = {e.key: e for e in traced.effects if e.what == "attribute"}
+    for (_, name), (owner, value, _, line) in list(trace.attributes.items()):
+        if name in values and isinstance(value, Tensor) and value.requires_grad:
+            trace.undo_attributes()
+            raise EveryOTraceError(
+                f"attribute {name!r} of a {type(owner).__name__} is set to a tensor with a graph at {line}; store "
+                f"its detach() instead"
+            )
+        if name not in values:
+            del trace.attributes[(id(owner), name)]
+    trace.undo_attributes()
+
+
+def _parents(result: Any, trace: Trace) -> list[Any]:
+    """The leaves below the results that require gradients: argument positions, or captured tensors."""
+    out: dict[int, Any] = {}
+    for x in flatten(result)[0]:
+        if isinstance(x, Tensor) and x._requires_grad and type(x._data) is Symbol:
+            for t in topological_order(x):
+                if t.grad_node is None and type(t._data) is not Symbol:
+                    out[id(t)] = trace.arguments.get(id(t), t)
+    return list(out.values())
+
+
+def _with_parents(traced: Traced, parents: Sequence[Any]) -> Traced:
+    return Traced(**{**{f: getattr(traced, f) for f in traced.__dataclass_fields__}, "parents": tuple(parents)})
+
+
+class Entry:
+    """One compiled version."""
+
+    def __init__(self, name: str, call: Call, traced: Traced, guards: Guards, keep: Any, leaves: Sequence[Any]) -> None:
+        from everyo.compile.cpu import Program
+
+        self.name, self.call, self.traced, self.guards, self.keep = name, call, traced, guards, keep
+        self.graph = passes.run(traced.graph)
+        self.program = Program(self.graph)
+        self.verified = False
+        self.epoch = Epoch.now
+        self.runs = 0
+        self.inputs = tuple(zip(traced.sources, self.graph.inputs, strict=True))
+        self.tensors = [t for s in traced.sources if s.kind == "data" for t in (s.owner,)]
+        self.flags = [(t, t._requires_grad, t.grad_node is None) for t in self.tensors]
+        written = {t for t, _ in self.graph.writes}
+        self.written = [i for i, n in enumerate(self.graph.inputs) if n in written]
+        self.backward: dict[int, tuple[Traced, Any]] = {}
+        self.aliases = _aliases(self._fetch(leaves))
+
+    # ------------------------------------------------------------------ may this version run?
+
+    def stale(self, leaves: Sequence[Any]) -> str | None:
+        """Why this version does not fit the present state, or None."""
+        moved = Epoch.now != self.epoch
+        broken = self.guards.broken(fast_only=not moved)
+        if broken is not None:
+            return str(broken)
+        for container, key, value in self.traced.statics:
+            now = container.get(key)
+            if now is not value and (type(now) is not type(value) or repr(now) != repr(value)):
+                return f"{key!r} was {value!r}, is {now!r}"
+        for owner, none in self.traced.grad_none:
+            t = leaves[owner] if isinstance(owner, int) else owner
+            if (t._grad is None) is not none:
+                return f"the .grad of a tensor of shape {t.shape} was {'None' if none else 'set'} and is not now"
+        if moved:
+            for t, requires, leaf in self.flags:
+                if t._requires_grad is not requires or (t.grad_node is None) is not leaf:
+                    return f"requires_grad of a tensor of shape {t.shape} changed"
+            self.epoch = Epoch.now
+        return None
+
+    def _fetch(self, leaves: Sequence[Any]) -> list[np.ndarray] | None:
+        """The arrays of the inputs, or None if one no longer has the shape, dtype or layout of the trace."""
+        arrays = []
+        for source, node in self.inputs:
+            a = source.fetch(leaves)
+            if type(a) is not np.ndarray:
+                if type(a) not in (float, int, bool) and not isinstance(a, np.generic):
+                    return None
+                a = np.asarray(a, node.dtype)
+            if a.shape != node.shape or a.dtype != node.dtype or not _laid_out(a, node):
+                return None
+            arrays.append(a)
+        return arrays
+
+    def arrays(self, leaves: Sequence[Any]) -> list[np.ndarray] | None:
+        """The inputs of this call, or None if they do not fit this version."""
+        arrays = self._fetch(leaves)
+        if arrays is None or (self.written and _aliases(arrays) != self.aliases):
+            return None
+        return arrays
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, leaves: Sequence[Any], arrays: list[np.ndarray]) -> Any:
+        """Run the program, leave the effects, return the results."""
+        traced = self.traced
+        held = None
+        if traced.results and MODE.grad:
+            held = [a.copy() if i in self.written else a for i, a in enumerate(arrays)]
+        outputs = self.program(arrays)
+        self.runs += 1
+        if self.written:
+            Clock.written = now = Clock.tick()
+            for i in self.written:
+                source = traced.sources[i]
+                if source.kind in ("data", "arg"):
+                    t = source.owner if source.kind == "data" else leaves[source.owner]
+                    if isinstance(t, Tensor):
+                        t._cell[0] = now
+        for effect in traced.effects:
+            self._leave(effect, leaves, arrays, outputs)
+        results = [self._result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
+        if held is not None:
+            self._hang(results, leaves, held)
+        return unflatten(traced.structure, results)
+
+    def _leave(self, e: Effect, leaves: Sequence[Any], arrays: list, outputs: list) -> None:
+        owner = leaves[e.owner] if isinstance(e.owner, int) else e.owner
+        value = e.value
+        if e.wrap != "object":
+            value = value.resolve(arrays, outputs)
+            if e.wrap == "tensor":
+                value = Tensor._wrap(value)
+            elif e.wrap == "number":
+                value = value.item()
+        match e.what:
+            case "grad":
+                owner._grad = value
+            case "data":
+                owner._data = value
+                owner._cell = [0]
+            case "item":
+                owner[e.key] = value
+            case "attribute":
+                object.__setattr__(owner, e.key, value)
+
+    def _result(self, leaf: Leaf, leaves: Sequence[Any], arrays: list, outputs: list) -> Any:
+        match leaf.what:
+            case "object":
+                return leaf.value
+            case "arg":
+                return leaves[leaf.value]
+        assert leaf.place is not None
+        array = leaf.place.resolve(arrays, outputs)
+        match leaf.what:
+            case "number":
+                return array.item()
+            case "array":
+                return array
+        return Tensor._wrap(array)
+
+    # ------------------------------------------------------------------ gradients from outside
+
+    def _hang(self, results: list[Any], leaves: Sequence[Any], held: list[np.ndarray]) -> None:
+        parents = [leaves[p] if isinstance(p, int) else p for p in self.traced.parents]
+        saved = [*parents, *self.tensors, *(x for x in leaves if isinstance(x, Tensor))]
+        for i in self.traced.results:
+            out = results[i]
+
+            def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None, i: int = i) -> list[Any]:
+                if through is not None or MODE.trace is not None:
+                    return self._eager_backward(i, leaves, parents, gradient, xp)
+                return self._compiled_backward(i, leaves, held, gradient)
+
+            out.grad_node = Node(self.name, parents, backward_fn, {}, [t._cell for t in saved])
+            out._requires_grad = True
+
+    def _compiled_backward(self, i: int, leaves: Sequence[Any], held: list, gradient: np.ndarray) -> list[Any]:
+        from everyo.compile.cpu import Program
+
+        everything = [*leaves, np.asarray(gradient)]
+        if i not in self.backward:
+            broken = self.guards.broken()
+            if broken is not None:
+                raise EveryOTraceError(
+                    f"{self.name}: backward() after the function's Python state changed ({broken}); call backward() first"
+                )
+            traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
+            self.backward[i] = (traced, Program(passes.run(traced.graph)))
+        traced, program = self.backward[i]
+        known = {s.name: a for s, a in zip(self.traced.sources, held, strict=True) if s.kind != "array"}
+        arrays = []
+        for source, node in zip(traced.sources, traced.graph.inputs, strict=True):
+            a = known.get(source.name)
+            a = source.fetch(everything) if a is None else a
+            a = np.asarray(a, node.dtype)
+            arrays.append(a if _laid_out(a, node) else _as_laid_out(a, node))
+        outputs = program(arrays)
+        return [None if leaf.place is None else leaf.place.resolve(arrays, outputs) for leaf in traced.leaves]
+
+    def _eager_backward(self, i: int, leaves: Sequence[Any], parents: list, gradient: Any, xp: Any) -> list[Any]:
+        """Differentiated again (or inside another trace): the user's own function, run on tensors."""
+        variables = {id(p): TENSORS.identity(p) for p in parents}
+        with enable_grad():
+            replaced = [variables.get(id(leaf), leaf) for leaf in leaves]
+            out = flatten(self.call(replaced))[0][i]
+        wanted = [variables[id(p)] if any(p is x for x in leaves) else p for p in parents]
+        found = {id(t): g for t, g in propagate(out, gradient, xp, wanted)}
+        return [found.get(id(t)) for t in wanted]
+
+
+def _laid_out(a: np.ndarray, node: ir.Node) -> bool:
+    strides = node.param("strides")
+    if strides is None:
+        return a.flags.c_contiguous
+    return a.strides == tuple(s * a.itemsize for s in strides)
+
+
+def _as_laid_out(a: np.ndarray, node: ir.Node) -> np.ndarray:
+    if node.param("strides") is None:
+        return np.ascontiguousarray(a)
+    low = sum(s * (n - 1) for s, n in zip(node.param("strides"), node.shape, strict=True) if s < 0)
+    span = sum(abs(s) * (n - 1) for s, n in zip(node.param("strides"), node.shape, strict=True)) + 1
+    flat = np.empty(span, a.dtype)
+    out = np.lib.stride_tricks.as_strided(flat[-low:], node.shape, tuple(s * a.itemsize for s in node.param("strides")))
+    out[...] = a
+    return out
+
+
+def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
+    """Which inputs share memory with which: pairs of positions."""
+    if arrays is None:
+        return ()
+    owners: dict[int, list[int]] = {}
+    for i, a in enumerate(arrays):
+        base = a
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        owners.setdefault(id(base), []).append(i)
+    return tuple(
+        (i, j)
+        for group in owners.values() if len(group) > 1
+        for k, i in enumerate(group) for j in group[k + 1 :]
+        if np.may_share_memory(arrays[i], arrays[j])
+    )  # fmt: skip
+
+
+def differences(first: Traced, second: Traced) -> str | None:
+    """What two traces of one function in one state differ in, or None; arrays that were equal are constants."""
+    a, b = str(first.graph).splitlines(), str(second.graph).splitlines()
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            return f"first trace {x.strip()!r}, second trace {y.strip()!r}"
+    if len(a) != len(b):
+        return f"first trace {len(a)} operations, second trace {len(b)}"
+    for s, t in zip(first.sources, second.sources, strict=True):
+        if s.name != t.name:
+            return f"an input was read from another {s.kind} in the second trace"
+        if s.kind == "array" and s.owner is not t.owner and not _equal(s.owner, t.owner):
+            return f"an array of shape {s.owner.shape} that the function makes differs between two traces"
+    if repr(first.leaves) != repr(second.leaves) and not _same_leaves(first, second):
+        return "the results differ in kind between two traces"
+    if len(first.effects) != len(second.effects):
+        return "the second trace leaves other effects than the first"
+    for e, f in zip(first.effects, second.effects, strict=True):
+        if (e.what, e.key, e.wrap) != (f.what, f.key, f.wrap) or (
+            e.wrap == "object" and e.value is not f.value and repr(e.value) != repr(f.value)
+        ):
+            return f"{e.what} {e.key!r} is set to {e.value!r} in the first trace, to {f.value!r} in the second"
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def _same_leaves(first: Traced, second: Traced) -> bool:
+    for a, b in zip(first.leaves, second.leaves, strict=False):
+        if (a.what, a.place, a.requires_grad) != (b.what, b.place, b.requires_grad):
+            return False
+        if a.value is not b.value and repr(a.value) != repr(b.value):
+            return False
+    return len(first.leaves) == len(second.leaves)
+
+
+__all__ = ["Entry", "Source", "differences", "trace_backward", "trace_call"]

@@ -1,0 +1,59 @@
+"""What `explain` shows: the rows of a program as a table, and a picture of its graph."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from everyo.compile import draw, ir
+
+
+class Explanation:
+    """A printable account of a compiled function. `rows` are the program's steps in order."""
+
+    def __init__(self, graph: ir.Graph, program: Any, seconds: Sequence[float] | None) -> None:
+        self.graph = graph
+        self.schedule = program.schedule
+        self.rows = program.kernels
+        self.arena_bytes = program.arena_bytes
+        self.seconds = None if seconds is None else tuple(seconds)
+
+    def __str__(self) -> str:
+        head = ["", "kernel", "shapes", "chunks", "kB", "kflop"]
+        if self.seconds is not None:
+            head += ["us", "share", "GB/s", "Gflop/s"]
+        table = [head]
+        total = sum(self.seconds) if self.seconds else 0.0
+        for i, row in enumerate(self.rows):
+            shapes = " ".join("x".join(map(str, s)) or "1" for s in row.shapes)
+            line = [str(i), row.name, shapes, str(row.chunks), f"{row.bytes / 1e3:.1f}", f"{row.flops / 1e3:.1f}"]
+            if self.seconds is not None:
+                t = self.seconds[i]
+                line += [
+                    f"{t * 1e6:.2f}", f"{100 * t / total:.0f} %" if total else "-",
+                    f"{row.bytes / t / 1e9:.1f}" if t else "-", f"{row.flops / t / 1e9:.1f}" if t else "-",
+                ]  # fmt: skip
+            table.append(line)
+        table = [[c if len(c) <= 60 else c[:57] + "..." for c in r] for r in table]
+        widths = [max(len(r[k]) for r in table) for k in range(len(head))]
+        left = {1, 2}
+        lines = ["  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(r, widths, strict=True)))
+                 .rstrip() for r in table]  # fmt: skip
+        texts = len({row.text for row in self.rows})
+        lines.append(f"{len(self.rows)} rows, {texts} distinct kernels, arena {self.arena_bytes / 1e3:.1f} kB")
+        if self.seconds is not None:
+            lines.append(f"{total * 1e6:.1f} us in all")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def svg(self) -> str:
+        """The graph with its fused groups, as SVG text."""
+        return draw.svg(self.schedule.graph, self.schedule.groups)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture to a file and return its path."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(self.svg(), encoding="utf-8")
+        return target

@@ -1,0 +1,247 @@
+"""Arrays that record: what stands for an ndarray while a function is traced.
+
+A `Storage` is a piece of memory, its contents a node of the graph that writing replaces. A `Symbol`
+is an array on a storage, the whole of it or a view (`path`: the view steps from the whole to it), so
+that in-place writes are seen by every array on the same memory, exactly as in NumPy.
+"""
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from everyo.compile.ir import Node
+from everyo.core.namespace import TENSORS
+from everyo.core.tensor import Tensor
+from everyo.exceptions import EveryOTraceError
+
+Step = tuple[str, Any]  # a view op and its parameter
+
+
+class Storage:
+    """Memory of the traced function. `node` is what it holds now; `source` is set for inputs."""
+
+    __slots__ = ("node", "source", "uncertain", "version", "written")
+
+    def __init__(self, node: Node, source: Any = None) -> None:
+        self.node = node
+        self.source = source
+        self.version = 0
+        self.written = False
+        self.uncertain = False  # a reshape exists that may or may not share this memory
+
+
+class Symbol:
+    """An ndarray whose values do not exist yet. Arithmetic, NumPy functions, indexing and in-place
+    writes are recorded; asking for values raises `EveryOTraceError`."""
+
+    __slots__ = ("__weakref__", "_node", "_version", "path", "storage", "trace", "weak")
+    __array_priority__ = 2000
+
+    def __init__(self, trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False) -> None:
+        self.trace = trace
+        self.storage = storage
+        self.path = path
+        self.weak = weak  # behaves like a Python number in promotion
+        self._node: Node | None = None
+        self._version = -1
+        trace.born.append((weakref.ref(self), trace.line()))
+
+    @property
+    def node(self) -> Node:
+        """The node of this array's present contents."""
+        if not self.path:
+            return self.storage.node
+        if self._version != self.storage.version or self._node is None:
+            node = self.storage.node
+            for step in self.path:
+                node = self.trace.xp.view(node, step)
+            self._node, self._version = node, self.storage.version
+        return self._node
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.node.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.node.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.node.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.node.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.node.dtype.itemsize
+
+    @property
+    def base(self) -> Any:
+        """Not None for a view, as in NumPy."""
+        return self.storage if self.path else None
+
+    @property
+    def T(self) -> "Symbol":
+        return self.trace.xp.transpose(self, None)
+
+    def leaked(self, what: str) -> Any:
+        """Values were asked for outside the trace: the array outlived the function that was traced."""
+        raise EveryOTraceError(
+            f"{what} of a traced value that was kept after the traced function of {self.trace.name!r} "
+            "returned; return it from the function instead"
+        )
+
+    def _values(self, what: str) -> Any:
+        return self.trace.concrete(self, what)
+
+    def __bool__(self) -> bool:
+        return self._values("bool()")
+
+    def __float__(self) -> float:
+        return self._values("float()")
+
+    def __int__(self) -> int:
+        return self._values("int()")
+
+    def __index__(self) -> int:
+        return self._values("int()")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._values("numpy.asarray()")
+
+    def item(self) -> Any:
+        """Not available while tracing."""
+        return self._values("item()")
+
+    def tolist(self) -> Any:
+        """Not available while tracing."""
+        return self._values("tolist()")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def copy(self) -> "Symbol":
+        """The same values in memory of their own."""
+        return self.trace.xp.copy(self)
+
+    def __copy__(self) -> "Symbol":
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict) -> "Symbol":
+        return self.copy()
+
+    def astype(self, dtype: Any, copy: bool = True) -> "Symbol":
+        """Another dtype, a copy."""
+        out = self.trace.xp.astype(self, dtype)
+        return self.copy() if out is self and copy else out
+
+    def __getitem__(self, key: Any) -> "Symbol":
+        return _unwrap(TENSORS.index(Tensor._wrap(self), _wrapped(key)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.trace.assign(self, key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        method = None if name.startswith("_") else getattr(Tensor, name, None)
+        if method is None or not callable(method):
+            raise AttributeError(f"a traced array has no attribute {name!r}")
+        return lambda *args, **kwargs: _unwrap(method(Tensor._wrap(self), *args, **kwargs))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, Tensor) for x in inputs):
+            return NotImplemented
+        function = getattr(TENSORS, ufunc.__name__, None)
+        if method != "__call__" or function is None or set(kwargs) - {"out"}:
+            return NotImplemented
+        out = kwargs.get("out")
+        result = _unwrap(function(*(_wrapped(x) for x in inputs)))
+        if out is None:
+            return result
+        if not isinstance(out[0], Symbol):
+            raise self.trace.error(f"numpy.{ufunc.__name__} writes a traced value into an ordinary array")
+        out[0][...] = result
+        return out[0]
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        function = getattr(TENSORS, func.__name__, None)
+        if function is None:
+            raise self.trace.error(f"numpy.{func.__name__} cannot be traced; use the op of the same name in everyo")
+        result = function(*(_wrapped(a) for a in args), **{k: _wrapped(v) for k, v in kwargs.items()})
+        return _unwrap(result)
+
+    def __repr__(self) -> str:
+        return f"<traced array {self.dtype}{list(self.shape)}>"
+
+
+def _wrapped(x: Any) -> Any:
+    if isinstance(x, Symbol):
+        return x if x.weak else Tensor._wrap(x)
+    if isinstance(x, list | tuple):
+        return type(x)(_wrapped(v) for v in x)
+    return x
+
+
+def _unwrap(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x._data
+    if isinstance(x, list | tuple):
+        return type(x)(_unwrap(v) for v in x)
+    return x
+
+
+def _binary(name: str, swapped: bool) -> Callable[[Symbol, Any], Any]:
+    def operator(self: Symbol, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return NotImplemented
+        function = getattr(self.trace.xp, name)
+        return function(other, self) if swapped else function(self, other)
+
+    return operator
+
+
+def _in_place(name: str) -> Callable[[Symbol, Any], Symbol]:
+    def operator(self: Symbol, other: Any) -> Symbol:
+        if isinstance(other, Tensor):
+            other = other._data
+        result = getattr(self.trace.xp, name)(self, other)
+        if self.weak:
+            return result
+        self[...] = result
+        return self
+
+    return operator
+
+
+_OPERATORS = dict(
+    add="add", sub="subtract", mul="multiply", truediv="divide", pow="power", floordiv="floor_divide",
+    mod="remainder", matmul="matmul",
+)  # fmt: skip
+for _short, _name in _OPERATORS.items():
+    setattr(Symbol, f"__{_short}__", _binary(_name, False))
+    setattr(Symbol, f"__r{_short}__", _binary(_name, True))
+    setattr(Symbol, f"__i{_short}__", _in_place(_name))
+for _short, _name in dict(
+    lt="less", le="less_equal", gt="greater", ge="greater_equal", eq="equal", ne="not_equal",
+    and_="logical_and", or_="logical_or", xor="logical_xor",
+).items():  # fmt: skip
+    setattr(Symbol, f"__{_short.rstrip('_')}__", _binary(_name, False))
+for _short, _name in dict(neg="negative", abs="abs", invert="logical_not").items():
+    setattr(Symbol, f"__{_short}__", lambda self, _name=_name: getattr(self.trace.xp, _name)(self))

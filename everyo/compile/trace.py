@@ -1,0 +1,538 @@
+"""Tracing: running the unchanged engine on arrays that record.
+
+A `Trace` is active in one thread. Everything in `everyo.core` that reads or writes values asks it
+first: tensors that existed before become inputs of the graph when they are read, and what the
+function does to them (in-place writes, `.grad`, optimizer scalars, module buffers, attributes) is
+kept aside, so that nothing has changed if tracing fails. `finish` turns all of it into a `Traced`:
+the graph, where its inputs come from, and what to do with its outputs.
+"""
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import ir
+from everyo.compile.builder import Builder
+from everyo.compile.symbol import Step, Storage, Symbol
+from everyo.core.autograd import MODE, TRACES
+from everyo.core.dtype import FLOAT32, as_array, as_dtype
+from everyo.core.tensor import Tensor
+from everyo.exceptions import EveryODTypeError, EveryOTraceError
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+LOCK = RLock()  # one trace at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the array of one graph input comes from at call time."""
+
+    kind: str  # "arg", "arg_grad", "data", "grad", "item", "array", "cast"
+    owner: Any  # the position of the argument, the tensor, the container or the array
+    key: Any = None
+
+    def fetch(self, leaves: Sequence[Any]) -> Any:
+        """The array (or number) now; `leaves` are the dynamic arguments of the call."""
+        match self.kind:
+            case "arg":
+                leaf = leaves[self.owner]
+                return leaf._data if isinstance(leaf, Tensor) else leaf
+            case "arg_grad":
+                return _plain(leaves[self.owner]._grad)
+            case "data":
+                return self.owner._data
+            case "grad":
+                return _plain(self.owner._grad)
+            case "item":
+                return self.owner[self.key]
+            case "cast":
+                return np.asarray(self.owner.fetch(leaves)).astype(self.key)
+        return self.owner
+
+    @property
+    def name(self) -> tuple[Any, ...]:
+        """What identifies the source among those of another trace of the same function."""
+        if self.kind == "array":
+            return (self.kind,)
+        if self.kind == "cast":
+            return (self.kind, *self.owner.name, self.key)
+        return (self.kind, self.owner if isinstance(self.owner, int) else id(self.owner), self.key)
+
+
+def _plain(value: Any) -> Any:
+    return value._data if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a traced array is found after the program has run: an input or an output, and the view of it."""
+
+    kind: str  # "input", "output"
+    index: int
+    path: tuple[Step, ...]
+
+    def resolve(self, arrays: Sequence[Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
+        """The array itself."""
+        array = np.asarray(arrays[self.index] if self.kind == "input" else outputs[self.index])
+        for name, value in self.path:
+            match name:
+                case "reshape":
+                    array = array.reshape(value)
+                case "transpose":
+                    array = array.transpose(value)
+                case "broadcast":
+                    array = np.broadcast_to(array, value)
+                case "slice":
+                    array = array[tuple(_slice(*entry) for entry in zip(*value, strict=True))]
+        return array
+
+
+def _slice(start: int, step: int, size: int) -> slice:
+    stop = start + size * step
+    return slice(start, None if stop < 0 else stop, step)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the result. `what`: "tensor", "array", "number" (at `place`), "arg" (an argument
+    itself), or "object" (`value` as it is)."""
+
+    what: str
+    place: Place | None = None
+    value: Any = None
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something the call leaves behind, besides in-place writes: `what` is "grad", "data", "item" or
+    "attribute" of `owner` (a position for an argument)."""
+
+    what: str
+    owner: Any
+    key: Any
+    value: Any  # a Place, or the Python value itself
+    wrap: str = ""  # "tensor", "number" or "" (array)
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """The outcome of a trace."""
+
+    graph: ir.Graph
+    sources: tuple[Source, ...]
+    leaves: tuple[Leaf, ...]
+    structure: Any
+    effects: tuple[Effect, ...]
+    grad_none: tuple[tuple[Any, bool], ...]  # (tensor or position, whether its .grad was None)
+    statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
+    attributes: dict[tuple[int, str], str]  # plain attributes written: where
+    parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
+    results: tuple[int, ...] = field(default=())  # the leaves that require gradients
+
+
+class Trace:
+    """The recorder of one run of one function."""
+
+    def __init__(self, name: str, leaves: Sequence[Any] = ()) -> None:
+        self.name = name
+        self.table = ir.Table()
+        self.xp = Builder(self)
+        self.sources: list[Source] = []
+        self._storages: list[Storage] = []
+        self.symbols: dict[int, Symbol] = {}
+        self.kept: list[Any] = []  # keeps ids valid
+        self.rebound: dict[int, tuple[Tensor, Symbol]] = {}
+        self.grads: dict[int, tuple[Tensor, Any]] = {}
+        self.grad_none: dict[int, tuple[Tensor, bool]] = {}
+        self.items: dict[tuple[int, Any], tuple[Any, Any]] = {}
+        self.loaded: dict[tuple[int, Any], Any] = {}
+        self.statics: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+        self.attributes: dict[tuple[int, str], tuple[Any, Any, Any, str]] = {}
+        self.checks: list[ir.Check] = []
+        self.lines: dict[ir.Node, str] = {}
+        self.born: list[tuple[weakref.ref, str]] = []
+        self.arguments = {id(leaf): i for i, leaf in enumerate(leaves)}
+        self.kept += leaves
+
+    # ------------------------------------------------------------------ inputs
+
+    def _input(self, array: np.ndarray, source: Source, weak: bool = False) -> Symbol:
+        """A symbol for an array that exists at call time."""
+        if array.dtype not in ir.DTYPES:
+            if array.dtype.kind not in "iub" or array.dtype.itemsize > 8:
+                raise EveryOTraceError(
+                    f"an array of dtype {array.dtype} cannot enter a compiled function (supported: bool, int32, "
+                    f"int64, float32, float64), at {self.line()}"
+                )
+            source = Source("cast", source, np.dtype(np.int64))
+            array = array.astype(np.int64)
+        step = array.dtype.itemsize
+        if any(s % step for s in array.strides):
+            raise EveryOTraceError(f"an array with strides {array.strides} that are no multiple of its item size {step}")
+        strides = None if array.flags.c_contiguous else tuple(s // step for s in array.strides)
+        node = self.table.input(array.shape, array.dtype, strides)
+        self.sources.append(source)
+        self.note(node)
+        self._storages.append(Storage(node, source))
+        return Symbol(self, self._storages[-1], (), weak)
+
+    def _captured(self, array: Any, source: Source) -> Symbol:
+        """The symbol of an array that was there before the trace; the same array, the same symbol."""
+        found = self.symbols.get(id(array))
+        if found is None:
+            self._refuse_overlap(array)
+            found = self.symbols[id(array)] = self._input(array, source)
+            self.kept.append(array)
+        return found
+
+    def _refuse_overlap(self, array: np.ndarray) -> None:
+        """Two different inputs on the same memory are fine until one of them is written."""
+        for other in self.symbols.values():
+            if other.storage.written and np.may_share_memory(array, self._actual(other)):
+                raise self.error("a tensor shares memory with another one that was written in place")
+
+    def _actual(self, symbol: Symbol) -> np.ndarray:
+        return next(a for a in self.kept if id(a) in self.symbols and self.symbols[id(a)] is symbol)
+
+    def read(self, tensor: Tensor) -> Symbol:
+        """The array of a tensor, recording it as an input if it is not traced."""
+        data = tensor._data
+        if type(data) is Symbol:
+            if data.trace is not self:
+                data.leaked("an op")
+            return data
+        if id(tensor) in self.rebound:
+            return self.rebound[id(tensor)][1]
+        self.kept.append(tensor)
+        at = self.arguments.get(id(tensor))
+        return self._captured(data, Source("data", tensor) if at is None else Source("arg", at))
+
+    def array(self, array: np.ndarray) -> Symbol:
+        """An ndarray that reached an op: read again at every call."""
+        if isinstance(array, Symbol):
+            return array
+        at = self.arguments.get(id(array))
+        return self._captured(array, Source("array", array) if at is None else Source("arg", at))
+
+    def number(self, value: float, position: int) -> Symbol:
+        """A float argument: a run-time input that behaves like a Python float."""
+        return self._input(np.asarray(value, np.float64), Source("arg", position), weak=True)
+
+    def new(self, data: Any, dtype: Any = None, share: bool = False) -> Symbol:
+        """What `Tensor(data)` holds inside a trace."""
+        if isinstance(data, Tensor):
+            data = self.read(data)
+        if isinstance(data, np.ndarray):
+            data = self.array(data)
+            share = share and data.dtype.kind != "i"
+        if isinstance(data, Symbol):
+            kept = FLOAT32 if data.weak or data.dtype.kind == "i" else data.dtype
+            out = self.xp.astype(data, as_dtype(dtype) if dtype is not None else kept)
+            return out if share or out is not data else self.xp.copy(out)
+        if _holds_traced(data):
+            raise self.error("a tensor from a list of traced values; use eo.stack or eo.concatenate")
+        return self._constant(as_array(data, dtype))
+
+    def _constant(self, array: np.ndarray) -> Symbol:
+        """Fresh data. One value everywhere is a literal of the graph; anything else is an input."""
+        flat = array.reshape(-1)
+        if array.dtype in ir.DTYPES and flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+            return self.xp.full(array.shape, flat[0].item(), array.dtype)
+        if array.size == 0:
+            return self.xp.zeros(array.shape, array.dtype)
+        return self._captured(array, Source("array", array))
+
+    # ------------------------------------------------------------------ writes
+
+    def write(self, tensor: Tensor, value: Any, key: Any = ...) -> None:
+        """Store into the memory of a tensor."""
+        self.assign(self.read(tensor), key, value)
+
+    def assign(self, target: Symbol, key: Any, value: Any) -> None:
+        """`target[key] = value`."""
+        if isinstance(value, Tensor):
+            value = self.read(value)
+        value = self.xp.lift(value)
+        storage = target.storage
+        if storage.uncertain:
+            raise self.error("an in-place write to memory of which a reshaped view exists")
+        region = target
+        if key is not Ellipsis and key != (Ellipsis,):
+            parts = key if isinstance(key, tuple) else (key,)
+            mask = parts[0] if len(parts) == 1 else None
+            if mask is not None and getattr(mask, "dtype", None) == bool and value.ndim == 0:
+                whole = self.xp.lift(mask)
+                whole = self.xp.reshape(whole, whole.shape + (1,) * (target.ndim - whole.ndim))
+                self.assign(target, ..., self.xp.where(whole, self.xp.astype(value, target.dtype), target))
+                return
+            if any(not isinstance(k, slice | int | type(None) | type(Ellipsis)) for k in parts):
+                raise self.error("item assignment through an index array or mask; use eo.where or eo.scatter_add")
+            region = self.xp.getitem(target, key)
+        node = self.xp.spread_to(self.xp.cast(value, region.dtype), region.shape)
+        if storage.source is not None:
+            self._refuse_written(target)
+        storage.node = self._replaced(storage.node, region.path, node)
+        storage.version += 1
+        storage.written = True
+
+    def _refuse_written(self, target: Symbol) -> None:
+        mine = next((s for s in self.symbols.values() if s.storage is target.storage), None)
+        if mine is None:
+            return
+        actual = self._actual(mine)
+        if not actual.flags.writeable:
+            raise ValueError("assignment destination is read-only")
+        for other in self.symbols.values():
+            if other is not mine and np.may_share_memory(actual, self._actual(other)):
+                raise self.error("a tensor that is written in place shares memory with another one that is used here")
+
+    def _replaced(self, node: ir.Node, path: tuple[Step, ...], value: ir.Node) -> ir.Node:
+        """`node` with the part that `path` views replaced by `value`."""
+        chain = [node]
+        for step in path:
+            chain.append(self.xp.view(chain[-1], step))
+        for below, (name, param) in zip(reversed(chain[:-1]), reversed(path), strict=True):
+            match name:
+                case "reshape":
+                    value = self.xp.view(value, ("reshape", below.shape))
+                case "transpose":
+                    value = self.xp.view(value, ("transpose", tuple(sorted(range(len(param)), key=param.__getitem__))))
+                case "slice":
+                    starts, steps, sizes = param
+                    if sizes != below.shape or any(s != 1 for s in steps):
+                        value = self.table.make("assemble", below, value, starts=(starts,), steps=(steps,))
+                case "broadcast":
+                    if param != below.shape:
+                        raise ValueError("assignment destination is read-only")
+        return value
+
+    def rebind(self, tensor: Tensor, value: Any) -> None:
+        """`tensor.data = value`."""
+        s = self.xp.copy(self.xp.astype(self.xp.lift(value), tensor._data.dtype))
+        if type(tensor._data) is Symbol:
+            tensor._data = s
+        else:
+            self.kept.append(tensor)
+            self.rebound[id(tensor)] = (tensor, s)
+
+    def get_grad(self, tensor: Tensor) -> Any:
+        """`tensor.grad`."""
+        if type(tensor._data) is Symbol:
+            return tensor._grad
+        if id(tensor) in self.grads:
+            return self.grads[id(tensor)][1]
+        g = tensor._grad
+        self.grad_none[id(tensor)] = (tensor, g is None)
+        self.kept.append(tensor)
+        if g is None:
+            return None
+        if isinstance(g, Tensor):
+            return g
+        at = self.arguments.get(id(tensor))
+        return self._captured(g, Source("grad", tensor) if at is None else Source("arg_grad", at))
+
+    def set_grad(self, tensor: Tensor, value: Any) -> None:
+        """`tensor.grad = value`."""
+        if type(tensor._data) is Symbol:
+            tensor._grad = value
+        else:
+            self.kept.append(tensor)
+            self.grads[id(tensor)] = (tensor, value)
+
+    # ------------------------------------------------------------------ scalars, buffers, attributes
+
+    def load(self, container: Any, key: Any) -> Any:
+        """A value kept in a dict: numbers with a point and arrays are inputs, the rest constants."""
+        at = (id(container), key)
+        if at in self.items:
+            return self.items[at][1]
+        if at not in self.loaded:
+            self.kept.append(container)
+            value = container[key]
+            if isinstance(value, np.ndarray):
+                value = self._captured(value, Source("item", container, key))
+            elif type(value) is float:
+                value = self._input(np.asarray(value), Source("item", container, key), weak=True)
+            else:
+                self.statics[at] = (container, key, value)
+            self.loaded[at] = value
+        return self.loaded[at]
+
+    def store(self, container: Any, key: Any, value: Any) -> None:
+        """A value stored in a dict: stored again by every call."""
+        self.kept.append(container)
+        self.items[(id(container), key)] = (container, value)
+
+    def set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        """A plain attribute of a module or optimizer. Traced values are stored again by every call;
+        anything else is remembered, and refused if a second trace writes it again."""
+        previous = self.attributes[(id(owner), name)][2] if (id(owner), name) in self.attributes else (
+            owner.__dict__.get(name, _MISSING))  # fmt: skip
+        self.kept.append(owner)
+        self.attributes[(id(owner), name)] = (owner, value, previous, self.line())
+        object.__setattr__(owner, name, value)
+
+    def undo_attributes(self) -> None:
+        """Take back the attributes written so far."""
+        for (_, name), (owner, _, previous, _) in self.attributes.items():
+            if previous is _MISSING:
+                owner.__dict__.pop(name, None)
+            else:
+                object.__setattr__(owner, name, previous)
+
+    # ------------------------------------------------------------------ checks, errors, lines
+
+    def check(self, bad: ir.Node, error: type[Exception], message: str) -> None:
+        """Record a condition on values."""
+        self.checks.append(ir.Check(bad, error, message))
+
+    def concrete(self, value: Any, what: str) -> Any:
+        """A value was asked for that exists only when the compiled program runs."""
+        raise EveryOTraceError(
+            f"{what} needs the value of a traced {_describe(value)} at {self.line()}; while {self.name!r} is being "
+            "compiled values do not exist yet, and a branch on one would be frozen. For control flow use eo.where; "
+            "pass what is constant as an int, bool or str argument (static); or compile with fallback='eager'"
+        )
+
+    def error(self, what: str) -> EveryOTraceError:
+        """An error that names the user's line."""
+        return EveryOTraceError(
+            f"{what}, at {self.line()}: this cannot be traced; change it, or compile with fallback='eager'"
+        )
+
+    def line(self) -> str:
+        """The user's file and line that is being traced."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back  # type: ignore[assignment]
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+
+    def note(self, node: ir.Node) -> None:
+        """Remember where a node was made."""
+        if node not in self.lines:
+            self.lines[node] = self.line()
+
+    def survivor(self) -> str | None:
+        """Where a traced array was made that somebody still holds after the trace, or None."""
+        self.symbols.clear()
+        self.kept.clear()
+        for table in (self.rebound, self.grads, self.grad_none, self.items, self.loaded, self.attributes):
+            table.clear()
+        alive = [line for ref, line in self.born if ref() is not None]
+        if alive:
+            gc.collect()  # a cycle of the user's own is no leak
+            alive = [line for ref, line in self.born if ref() is not None]
+        return alive[-1] if alive else None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Record the ops of this thread."""
+        with LOCK:
+            TRACES.append(self)
+            previous, MODE.trace = MODE.trace, self
+            try:
+                yield
+            finally:
+                MODE.trace = previous
+                TRACES.remove(self)
+
+    # ------------------------------------------------------------------ the outcome
+
+    def finish(self, result: Any, flatten: Callable[[Any], tuple[list[Any], Any]]) -> Traced:
+        """Everything the call has to compute, return and leave behind."""
+        outputs: dict[int, int] = {}
+        nodes: list[ir.Node] = []
+        inputs = {id(storage): i for i, storage in enumerate(self._storages)}
+
+        def place(s: Symbol) -> Place:
+            at = inputs.get(id(s.storage))
+            if at is not None and not s.weak:
+                return Place("input", at, s.path)
+            if id(s.storage) not in outputs:
+                outputs[id(s.storage)] = len(nodes)
+                nodes.append(s.storage.node)
+                self.kept.append(s.storage)
+            return Place("output", outputs[id(s.storage)], s.path)
+
+        flat, structure = flatten(result)
+        leaves = tuple(self._leaf(x, place) for x in flat)
+        effects = []
+        for tensor, s in self.rebound.values():
+            effects.append(Effect("data", self._owner(tensor), None, place(s)))
+        for tensor, g in self.grads.values():
+            effects.append(self._effect("grad", self._owner(tensor), None, g, place))
+        for (_, key), (container, value) in self.items.items():
+            effects.append(self._effect("item", container, key, value, place))
+        for (_, name), (owner, value, _, _) in self.attributes.items():
+            if _holds_traced(value):
+                effects.append(self._effect("attribute", owner, name, value, place))
+        writes = tuple(
+            (node, storage.node) for node, storage in zip(self.table.inputs, self._storages, strict=True)
+            if storage.written and storage.node is not node
+        )  # fmt: skip
+        graph = ir.Graph(self.name, tuple(self.table.inputs), tuple(nodes), writes, tuple(dict.fromkeys(self.checks)), self.lines)
+        return Traced(
+            graph, tuple(self.sources), leaves, structure, tuple(effects),
+            tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
+            {k: line for k, (_, value, _, line) in self.attributes.items() if not _holds_traced(value)},
+            results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
+        )  # fmt: skip
+
+    def _owner(self, tensor: Tensor) -> Any:
+        return self.arguments.get(id(tensor), tensor)
+
+    def _leaf(self, x: Any, place: Callable[[Symbol], Place]) -> Leaf:
+        if isinstance(x, Tensor):
+            if type(x._data) is Symbol:
+                return Leaf("tensor", place(self.read(x)), None, x._requires_grad)
+            at = self.arguments.get(id(x))
+            return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
+        if isinstance(x, Symbol):
+            return Leaf("number" if x.weak else "array", place(x))
+        at = self.arguments.get(id(x))
+        return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
+
+    def _effect(self, what: str, owner: Any, key: Any, value: Any, place: Callable[[Symbol], Place]) -> Effect:
+        if isinstance(value, Tensor) and type(value._data) is Symbol:
+            return Effect(what, owner, key, place(self.read(value)), "tensor")
+        if isinstance(value, Symbol):
+            return Effect(what, owner, key, place(value), "number" if value.weak else "")
+        if _holds_traced(value):
+            raise self.error(f"a container of traced values stored in {key!r}")
+        return Effect(what, owner, key, value, "object")
+
+
+_MISSING = object()
+
+
+def _describe(value: Any) -> str:
+    return f"{'tensor' if isinstance(value, Tensor) else 'array'} of shape {tuple(value.shape)}"
+
+
+def _holds_traced(data: Any) -> bool:
+    """Whether a nested list, tuple or dict contains traced values."""
+    stack = [data]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Symbol) or (isinstance(x, Tensor) and type(x._data) is Symbol):
+            return True
+        if isinstance(x, list | tuple):
+            stack += x
+        elif isinstance(x, dict):
+            stack += x.values()
+    return False
+
+
+def check_dtype(array: np.ndarray) -> None:
+    """Refuse arrays that no tensor can hold."""
+    if array.dtype.kind not in "fiub":
+        raise EveryODTypeError(f"an argument of dtype {array.dtype} is not supported")
