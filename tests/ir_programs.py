@@ -12,27 +12,16 @@ step can look at the values it starts from. The moods differ in the numbers and 
 A smaller `ops` gives a prefix of the same program: that is how hypothesis shrinks a failure.
 """
 
-import math
-import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
+from ir_compare import Arrays
+from ir_drawer import Drawer, Skip, broadcasts
 
 from everyo.compile import ir
-from everyo.compile.interpret import evaluate, interpret
-from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node, Shape
-
-SIZES = (0, 1, 2, 3, 8, 15, 17, 33)
-SIZE_WEIGHTS = (1, 4, 5, 6, 4, 2, 4, 2)
-ROUNDED = {*ir.UNARY} - {
-    "negative", "abs", "sign", "sqrt", "floor", "ceil", "rint", "isnan", "isinf", "isfinite",
-    "logical_not", "copy",
-} | {"power", "arctan2", "sum", "prod", "cumsum", "scatter_add", "matmul"}  # fmt: skip
-JUMPS = {"sign", "floor", "ceil", "rint", "floor_divide", "remainder", "argsort"}
-WILD_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, 2.0, 1e-40, 1e30, -3.7)
-Arrays = list[np.ndarray]
+from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node
 
 
 def random_graph(
@@ -61,249 +50,8 @@ class Case:
         return f"{call}\n{self.build()[0]}\n"
 
 
-# Comparing
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal shape, dtype and bits, all NaNs being one."""
-    if (a.shape, a.dtype) != (b.shape, b.dtype) or not np.array_equal(
-        a, b, equal_nan=a.dtype.kind == "f"
-    ):
-        return False
-    return a.dtype.kind != "f" or bool(((np.signbit(a) == np.signbit(b)) | np.isnan(a)).all())
-
-
-def assert_same_bits(got: tuple[Arrays, Arrays], want: tuple[Arrays, Arrays], what: object) -> None:
-    for kind, left, right in zip(("output", "write"), got, want, strict=True):
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert same_bits(a, b), f"{kind} {i}: {a!r}, expected {b!r}\n{what}"
-
-
-def is_rounded(node: Node) -> bool:
-    """Whether implementations may round the result of this node differently."""
-    return node.op in ROUNDED and node.dtype.kind == "f"
-
-
-def rounded_nodes(graph: Graph) -> set[Node]:
-    """The nodes whose bits depend on how something was rounded."""
-    out: set[Node] = set()
-    for n in ir.walk(graph.roots):
-        if is_rounded(n) or any(i in out for i in n.inputs):
-            out.add(n)
-    return out
-
-
-def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
-    """Assert that outputs and writes `got` from an implementation are right.
-
-    A result that no rounding reaches must have the interpreter's bits. For any other, `want` is the
-    interpreter in float64, `rough` the interpreter in the graph's own dtypes, and the error may be
-    8 times the largest of |rough - want| (NumPy in float32 is off as much, and ops differ by a few
-    ulp) plus 32 eps of the largest result and of the largest rounded value anywhere in the graph: a
-    sum that cancels keeps the rounding of its terms. eps is float32's if one of them is below.
-    """
-    rough = interpret(graph, arrays)
-    want = interpret(graph, arrays, np.float64)
-    rounded = rounded_nodes(graph)
-    floats = tuple(n for n in rounded if n.dtype.kind == "f")
-    values, _ = interpret(replace(graph, outputs=floats), arrays)
-    eps = float(np.finfo(F32 if any(n.dtype == F32 for n in ir.walk(floats)) else F64).eps)
-    noise = 32 * eps * max((float(np.abs(v).max(initial=0)) for v in values), default=0.0)
-    roots = graph.outputs, [v for _, v in graph.writes]
-    for kind, nodes, g, w, r in zip(("output", "write"), roots, got, want, rough, strict=True):
-        for i, (node, a, b, c) in enumerate(zip(nodes, g, w, r, strict=True)):
-            what = f"{kind} {i}, {node!r}: got\n{a!r}\nexpected\n{b!r}\n{graph}"
-            if node not in rounded:
-                assert same_bits(a, c), "bits differ, " + what
-                continue
-            assert (a.shape, a.dtype) == (c.shape, c.dtype), what
-            scale = float(np.abs(b).max(initial=0))
-            bound = 8 * float(np.abs(c - b).max(initial=0)) + 32 * eps * scale + noise
-            error = float(np.abs(a - b).max(initial=0))
-            assert error <= bound, f"error {error}, allowed {bound}, " + what
-
-
-# Shrinking
-
-
-def smallest(
-    graph: Graph, arrays: Arrays, fails: Callable[[Graph, Arrays], bool]
-) -> tuple[Graph, Arrays]:
-    """A small program that still `fails`: roots are dropped and nodes become inputs, in turn."""
-    while True:
-        found = next((case for case in smaller(graph, arrays) if fails(*case)), None)
-        if found is None:
-            return graph, arrays
-        graph, arrays = found
-
-
-def smaller(graph: Graph, arrays: Arrays) -> Iterable[tuple[Graph, Arrays]]:
-    for field in ("outputs", "writes", "checks"):
-        roots = getattr(graph, field)
-        for i in range(len(roots)):
-            less = replace(graph, **{field: (*roots[:i], *roots[i + 1 :])})
-            if less.roots:
-                yield without_unused(less, arrays)
-    for node in reversed(ir.walk(graph.roots)):
-        if node.op not in ir.LEAVES and node not in graph.roots:
-            yield cut(graph, arrays, node)
-
-
-def cut(graph: Graph, arrays: Arrays, node: Node) -> tuple[Graph, Arrays]:
-    """The program with `node` as one more input, of the value it has."""
-    (value,), _ = interpret(Graph("", graph.inputs, (node,)), arrays)
-    return rebuild(graph, arrays, {node: value})
-
-
-def without_unused(graph: Graph, arrays: Arrays) -> tuple[Graph, Arrays]:
-    return rebuild(graph, arrays, {})
-
-
-def rebuild(graph: Graph, arrays: Arrays, given: dict[Node, np.ndarray]) -> tuple[Graph, Arrays]:
-    """The program with `given` nodes as inputs, and the inputs that it still needs."""
-    table, new, values = ir.Table(), {}, []
-    known = dict(zip(graph.inputs, arrays, strict=True)) | given
-    targets = [t for t, _ in graph.writes]
-    stack = [*reversed(graph.roots), *targets]
-    while stack:
-        n = stack[-1]
-        missing = [] if n in given else [i for i in n.inputs if i not in new]
-        if missing:
-            stack += missing
-            continue
-        stack.pop()
-        if n in new:
-            continue
-        if n in known:
-            strides = n.param("strides") if n.op == "input" else None
-            new[n] = table.input(n.shape, n.dtype, strides)
-            values.append(known[n])
-        else:
-            new[n] = table.make(n.op, *[new[i] for i in n.inputs], **dict(n.params))
-    return replace(
-        graph,
-        inputs=tuple(table.inputs),
-        outputs=tuple(new[o] for o in graph.outputs),
-        writes=tuple((new[t], new[v]) for t, v in graph.writes),
-        checks=tuple(ir.Check(new[c.bad], c.error, c.message) for c in graph.checks),
-        lines={},
-    ), values
-
-
-# Building
-
-
-class Skip(Exception):
-    """This step does not apply here."""
-
-
-class Builder:
-    """A `Table` with NumPy's broadcasting and literals, for writing graphs by hand in tests."""
-
-    def __init__(self) -> None:
-        self.table = ir.Table()
-
-    def make(self, op: str, *inputs: Node, **params: object) -> Node:
-        return self.table.make(op, *inputs, **params)
-
-    def input(self, shape: Shape, dtype: object = F32, strides: Shape | None = None) -> Node:
-        return self.table.input(shape, dtype, strides)
-
-    def op(self, name: str, *args: Node | float) -> Node:
-        """A pointwise op; numbers take the dtype of the last node."""
-        like = [a for a in args if isinstance(a, Node)][-1].dtype
-        nodes = [a if isinstance(a, Node) else self.table.const(a, like) for a in args]
-        shape = np.broadcast_shapes(*[n.shape for n in nodes])
-        return self.make(name, *[self.to(n, shape) for n in nodes])
-
-    def to(self, x: Node, shape: Shape) -> Node:
-        """`x` broadcast to `shape`."""
-        if x.ndim < len(shape):
-            x = self.reshape(x, (1,) * (len(shape) - x.ndim) + x.shape)
-        return x if x.shape == shape else self.make("broadcast", x, shape=shape)
-
-    def reshape(self, x: Node, shape: Iterable[int]) -> Node:
-        return self.make("reshape", x, shape=tuple(shape))
-
-    def swap(self, x: Node) -> Node:
-        """`x` with its last two axes exchanged."""
-        axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
-        return self.make("transpose", x, axes=axes)
-
-    def cast(self, x: Node, dtype: np.dtype) -> Node:
-        return x if x.dtype == dtype else self.make("cast", x, dtype=dtype)
-
-    def reduce(self, name: str, x: Node, axes: Iterable[int], keep: bool = False) -> Node:
-        axes = tuple(sorted(axes))
-        y = self.make(name, x, axes=axes)
-        kept = (1 if i in axes else n for i, n in enumerate(x.shape))
-        return self.reshape(y, kept) if keep else y
-
-    def mean(self, x: Node, axes: Iterable[int], keep: bool = False) -> Node:
-        axes = tuple(axes)
-        count = math.prod(x.shape[a] for a in axes)
-        return self.op("multiply", self.reduce("sum", x, axes, keep), 1 / count)
-
-    def softmax(self, x: Node, axis: int = -1) -> Node:
-        axis %= x.ndim
-        e = self.op("exp", self.op("subtract", x, self.reduce("max", x, (axis,), keep=True)))
-        return self.op("divide", e, self.reduce("sum", e, (axis,), keep=True))
-
-    def layer_norm(self, x: Node, weight: Node, bias: Node, eps: float = 0.1) -> Node:
-        centred = self.op("subtract", x, self.mean(x, (x.ndim - 1,), keep=True))
-        var = self.mean(self.op("multiply", centred, centred), (x.ndim - 1,), keep=True)
-        unit = self.op("divide", centred, self.op("sqrt", self.op("add", var, eps)))
-        return self.op("add", self.op("multiply", unit, weight), bias)
-
-    def pick(self, x: Node, label: Node) -> Node:
-        """x[i, label[i]] as a masked row sum."""
-        hit = self.op(
-            "equal", self.iota(x.shape, x.ndim - 1), self.reshape(label, (*label.shape, 1))
-        )
-        return self.reduce("sum", self.op("where", hit, x, 0.0), (x.ndim - 1,))
-
-    def iota(self, shape: Shape, axis: int) -> Node:
-        return self.make("iota", shape=shape, axis=axis)
-
-    def slice(self, x: Node, *boxes: tuple[int, int, int]) -> Node:
-        """One (start, step, size) per axis."""
-        starts, steps, sizes = zip(*boxes, strict=True)
-        return self.make("slice", x, starts=starts, steps=steps, sizes=sizes)
-
-    def adam(self, p: Node, g: Node, m: Node, v: Node, t: Node) -> tuple[Node, Node, Node]:
-        m = self.op("add", self.op("multiply", m, 0.9), self.op("multiply", g, 1 - 0.9))
-        v = self.op(
-            "add",
-            self.op("multiply", v, 0.99),
-            self.op("multiply", self.op("multiply", g, g), 0.01),
-        )
-        unbiased_m = self.op("divide", m, self.op("subtract", 1.0, self.op("power", 0.9, t)))
-        unbiased_v = self.op("divide", v, self.op("subtract", 1.0, self.op("power", 0.99, t)))
-        step = self.op("divide", unbiased_m, self.op("add", self.op("sqrt", unbiased_v), 1e-3))
-        return self.op("subtract", p, self.op("multiply", step, 0.01)), m, v
-
-    def graph(self, *outputs: Node, name: str = "test", **rest: object) -> Graph:
-        return Graph(name, tuple(self.table.inputs), outputs, **rest)
-
-
-# Growing
-
-
-class Grower(Builder):
-    """Draws one random program."""
-
-    def __init__(self, seed: int, mood: str, points: int) -> None:
-        super().__init__()
-        self.mood, self.points = mood, points
-        self.draw = random.Random(seed)
-        self.rng = np.random.default_rng(seed)
-        self.value: dict[Node, np.ndarray] = {}
-        self.arrays: Arrays = []
-        self.rounded: set[Node] = set()
-        self.pool: list[Node] = []
-        self.writes: dict[Node, Node] = {}
-        self.checks: list[ir.Check] = []
-        self.dims = self.draw.choices(SIZES, SIZE_WEIGHTS, k=3)
+class Grower(Drawer):
+    """Grows one random program."""
 
     def grow(self, ops: int) -> tuple[Graph, Arrays]:
         for _ in range(self.draw.randint(1, 3)):
@@ -322,181 +70,6 @@ class Grower(Builder):
         return self.graph(
             *outputs, name="random", writes=tuple(self.writes.items()), checks=tuple(self.checks)
         ), self.arrays
-
-    def make(self, op: str, *inputs: Node, **params: object) -> Node:
-        """Make and evaluate; refuse what the mood forbids."""
-        floats = [i for i in inputs if i.dtype.kind == "f"]
-        node = super().make(op, *inputs, **params)
-        if node in self.value:
-            return node
-        jumps = op in JUMPS or (floats and node.dtype.kind != "f")
-        if node.size > 8 * self.points:
-            raise Skip
-        if self.mood == "exact" and is_rounded(node):
-            raise Skip
-        if self.mood == "tame" and jumps and any(i in self.rounded for i in floats):
-            raise Skip
-        if is_rounded(node) or any(i in self.rounded for i in inputs):
-            self.rounded.add(node)
-        with np.errstate(all="ignore"):
-            self.value[node] = evaluate(node, [self.of(i) for i in inputs])
-        return node
-
-    def op(self, name: str, *args: Node | float) -> Node:
-        self.needs(
-            broadcasts(*[a.shape for a in args if isinstance(a, Node)], points=8 * self.points)
-        )
-        return super().op(name, *args)
-
-    def of(self, node: Node) -> np.ndarray:
-        if node not in self.value:  # a literal of the table
-            self.value[node] = evaluate(node, [])
-        return self.value[node]
-
-    def keep(self, node: Node) -> None:
-        """Offer `node` to later steps, scaled down first if it has grown."""
-        if node.size > self.points:
-            return
-        if self.mood == "tame" and node.dtype.kind == "f":
-            peak = self.peak(node)
-            if not math.isfinite(peak):
-                return
-            if peak > 100:
-                node = self.op("multiply", node, 1 / peak)
-        self.pool.append(node)
-
-    # Drawing
-
-    def peak(self, x: Node) -> float:
-        return float(np.abs(self.of(x)).max(initial=0))
-
-    def shape(self) -> Shape:
-        shape = tuple(self.draw.choices(self.dims, k=self.draw.choice((0, 1, 1, 2, 2, 2, 3, 4))))
-        while math.prod(shape) > self.points:
-            shape = shape[1:]
-        return shape
-
-    def numbers(self, shape: Shape, dtype: np.dtype, below: int | None = None) -> np.ndarray:
-        if dtype == BOOL:
-            return np.asarray(self.rng.random(shape) < 0.5)
-        if dtype.kind == "i":
-            high = 9 if below is None else below
-            x = self.rng.integers(0 if below else -9, max(high, 1), shape).astype(dtype)
-            if self.mood != "tame" and below is None:
-                ends = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, 0, -1], dtype)
-                x = np.where(self.rng.random(shape) < 0.2, self.rng.choice(ends, shape), x)
-            return np.asarray(x)
-        x = self.rng.standard_normal(shape).astype(dtype)
-        if self.mood != "tame":
-            odd = self.rng.choice(np.array(WILD_FLOATS, dtype), shape)
-            x = np.where(self.rng.random(shape) < 0.3, odd, x)
-        if self.draw.random() < 0.3:  # ties
-            x = np.rint(x)
-        return np.asarray(x)
-
-    def leaf(self, shape: Shape, dtype: np.dtype, below: int | None = None) -> Node:
-        """A new input, in one of the layouts that callers have."""
-        if self.mood == "exact" and dtype.kind == "f" and self.draw.random() < 0.2:
-            dtype = I64
-        x = self.layout(shape, dtype, below)
-        if below is None and self.draw.random() < 0.15:
-            x = self.shared(shape, dtype, x)
-        strides = None if x.flags.c_contiguous else tuple(s // dtype.itemsize for s in x.strides)
-        node = self.input(shape, dtype, strides)
-        self.arrays.append(x)
-        self.value[node] = np.asarray(x, order="C")
-        self.pool.append(node)
-        return node
-
-    def layout(self, shape: Shape, dtype: np.dtype, below: int | None) -> np.ndarray:
-        layout = self.draw.choice(("C", "C", "C", "F", "reversed", "every second", "repeated"))
-        if layout == "every second" and shape:
-            wide = self.numbers(tuple(2 * n for n in shape), dtype, below)
-            return wide[(slice(None, None, 2),) * len(shape)]
-        axis = self.draw.randrange(len(shape)) if shape else 0
-        if layout == "repeated" and shape:
-            one = tuple(min(n, 1) if i == axis else n for i, n in enumerate(shape))
-            return np.broadcast_to(self.numbers(one, dtype, below), shape)
-        x = np.asarray(self.numbers(shape, dtype, below), order="F" if layout == "F" else "C")
-        return np.flip(np.flip(x, axis).copy(), axis) if layout == "reversed" and shape else x
-
-    def shared(self, shape: Shape, dtype: np.dtype, x: np.ndarray) -> np.ndarray:
-        """A part of an array that is an input already, if there is one; else `x`."""
-        fits = [
-            a for a in self.arrays
-            if a.dtype == dtype and len(a.shape) == len(shape) > 0
-            and all(n <= m for n, m in zip(shape, a.shape, strict=True))
-        ]  # fmt: skip
-        if not fits:
-            return x
-        part = self.draw.choice(fits)[tuple(slice(n) for n in shape)]
-        return np.flip(part, 0) if self.draw.random() < 0.3 else part
-
-    def state(self, shape: Shape, dtype: np.dtype) -> Node:
-        """A new input that may be written."""
-        node = self.input(shape, dtype)
-        self.arrays.append(np.asarray(np.abs(self.numbers(shape, dtype))))
-        self.value[node] = self.arrays[-1]
-        return node
-
-    def other(self, x: Node) -> Node:
-        """An operand that broadcasts with `x`: a known value, a literal or a new input."""
-        y = self.draw.choice(self.fits(x))
-        how = self.draw.random()
-        if how < 0.25:
-            y = self.literal(x.dtype)
-        elif how < 0.35:
-            y = self.leaf(
-                tuple(self.draw.choice((1, n)) for n in x.shape[self.draw.randint(0, x.ndim) :]),
-                x.dtype,
-            )
-        return self.as_dtype(y, x.dtype)
-
-    def fits(self, x: Node) -> list[Node]:
-        """The known values that broadcast with `x`."""
-        return [x, *(p for p in self.pool if broadcasts(p.shape, x.shape, points=self.points))]
-
-    def literal(self, dtype: np.dtype) -> Node:
-        values = (
-            (0, 1, -1, 2, 3) if dtype.kind == "i" else (0.0, -0.0, 1.0, -1.0, 2.0, 0.25, 3.0, 0.1)
-        )
-        return self.table.const(self.draw.choice(values), dtype)
-
-    def as_dtype(self, x: Node, dtype: np.dtype) -> Node:
-        """A cast that is defined: floats become integers where they are small."""
-        if x.dtype.kind == "f" and dtype.kind == "i":
-            x = self.op("where", self.op("less", self.op("abs", x), 1e6), x, 0.0)
-        return self.cast(x, dtype)
-
-    def as_float(self, x: Node) -> Node:
-        return x if x.dtype.kind == "f" else self.as_dtype(x, self.draw.choice((F32, F32, F64)))
-
-    def as_int(self, x: Node) -> Node:
-        return x if x.dtype.kind == "i" else self.as_dtype(x, self.draw.choice((I32, I64, I64)))
-
-    def as_bool(self, x: Node) -> Node:
-        return x if x.dtype == BOOL else self.op("greater", x, self.literal(x.dtype))
-
-    def axes(self, x: Node, some: bool = True) -> tuple[int, ...]:
-        """Axes to reduce; where there is no neutral element, only those that have elements."""
-        axes = [a for a in range(x.ndim) if some or x.shape[a]]
-        if not axes:
-            raise Skip
-        return tuple(self.draw.sample(axes, self.draw.randint(1, len(axes))))
-
-    def needs(self, condition: object) -> None:
-        if not condition:
-            raise Skip
-
-    def away(self, x: Node) -> Node:
-        """`x` away from zero, where that matters."""
-        return x if self.mood != "tame" else self.op("add", self.op("abs", x), 0.5)
-
-    def within(self, x: Node, bound: float) -> Node:
-        """`x` scaled into ±bound, where that matters."""
-        if self.mood != "tame" or self.peak(x) <= bound:
-            return x
-        return self.op("multiply", x, bound / self.peak(x) * 0.99)
 
     # Steps: a value to a value
 
@@ -537,7 +110,8 @@ class Grower(Builder):
 
     def compare(self, x: Node) -> Node:
         ops = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
-        return self.op(self.draw.choice(ops), x, self.other(x))
+        y = self.op(self.draw.choice(ops), x, self.other(x))
+        return self.op("logical_not", y) if self.draw.random() < 0.3 else y
 
     def where(self, x: Node) -> Node:
         c = self.as_bool(self.draw.choice(self.fits(x)))
@@ -754,6 +328,40 @@ class Grower(Builder):
         )
         return self.op("multiply", p, 1 / x.shape[0])
 
+    def attention(self, x: Node) -> Node:
+        """Causal self-attention of (T, D) with keys that are scaled queries."""
+        x = self.within(self.as_float(x), 5)
+        self.needs(x.ndim == 2 and x.size)
+        heads = self.draw.choice([h for h in (1, 2, 3, 4) if x.shape[1] % h == 0])
+        split = self.reshape(x, (x.shape[0], heads, x.shape[1] // heads))
+        q = self.make("transpose", split, axes=(1, 0, 2))
+        k = self.op("multiply", q, 0.5)
+        scores = self.make("matmul", q, self.swap(k))
+        past = self.op("less_equal", self.iota(scores.shape, 2), self.iota(scores.shape, 1))
+        p = self.softmax(self.op("where", past, scores, -60.0))
+        self.pool.append(p)
+        y = self.make("transpose", self.make("matmul", p, q), axes=(1, 0, 2))
+        return self.reshape(y, x.shape)
+
+    def batch_norm(self, x: Node) -> Node:
+        x = self.within(self.as_float(x), 10)
+        self.needs(x.ndim >= 2 and x.size)
+        axes = tuple(a for a in range(x.ndim) if a != 1)
+        centred = self.op("subtract", x, self.mean(x, axes, keep=True))
+        var = self.mean(self.op("multiply", centred, centred), axes, keep=True)
+        self.pool.append(self.reshape(var, (x.shape[1],)))
+        return self.op("divide", centred, self.op("sqrt", self.op("add", var, 0.1)))
+
+    def gates(self, x: Node) -> Node:
+        """Two halves of a value, each through a function of its own."""
+        x = self.within(self.as_float(x), 5)
+        self.needs(x.ndim and x.shape[-1] > 1)
+        z = self.op("add", x, self.literal(x.dtype))
+        half = x.shape[-1] // 2
+        whole = [(0, 1, n) for n in x.shape[:-1]]
+        left, right = (self.slice(z, *whole, (start, 1, half)) for start in (0, half))
+        return self.op("multiply", self.op("sigmoid", left), self.op("tanh", right))
+
     def symmetric(self, x: Node) -> Node:
         self.needs(x.ndim == 2 and x.shape[0] == x.shape[1] and x.dtype.kind in "if")
         return self.op("add", x, self.swap(x))
@@ -806,13 +414,6 @@ STEPS = {
     "reshape_step": 2, "transpose_step": 2, "broadcast_step": 2, "slice_step": 2, "matmul": 2,
     "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 1, "cumsum": 1, "argsort": 1,
     "iota_step": 1, "random_step": 1, "softmax_step": 2, "layer_norm_step": 1, "pick_step": 1,
-    "cross_entropy": 1, "symmetric": 1, "dense": 1, "adam_step": 1, "write": 1, "check": 1,
+    "cross_entropy": 1, "attention": 1, "batch_norm": 1, "gates": 1,
+    "symmetric": 1, "dense": 1, "adam_step": 1, "write": 1, "check": 1,
 }  # fmt: skip
-
-
-def broadcasts(*shapes: Shape, points: int) -> bool:
-    """Whether the shapes fit together, in at most so many points."""
-    try:
-        return math.prod(np.broadcast_shapes(*shapes)) <= points
-    except ValueError:
-        return False

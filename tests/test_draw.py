@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
-from ir_programs import Builder, programs
+from ir_builder import Builder
+from ir_programs import programs
 
 from everyo.compile import ir, passes
 from everyo.compile.draw import svg

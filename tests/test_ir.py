@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 
-import ir_programs
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from ir_programs import Builder, compare, programs, random_graph
+from ir_builder import Builder
+from ir_compare import compare, same_bits
+from ir_drawer import SIZES
+from ir_programs import programs, random_graph
 
 from everyo.compile import ir, passes
 from everyo.compile.interpret import interpret
@@ -336,7 +338,7 @@ def test_interpreting_leaves_the_inputs_alone_and_returns_fresh_arrays(case):
         assert (value.shape, value.dtype) == (node.shape, node.dtype)
         assert not any(np.shares_memory(value, a) for a in arrays)
     for a, kept in zip(arrays, before, strict=True):
-        assert ir_programs.same_bits(a, kept)
+        assert same_bits(a, kept)
 
 
 # The random programs themselves
@@ -355,7 +357,7 @@ def test_random_programs_reach_every_op_layout_and_size():
             }
     every = ir.POINTWISE | ir.VIEWS | {*ir.REDUCTIONS} | ir.LEAVES | ir.OPAQUE
     assert every <= ops
-    assert {*ir_programs.SIZES} <= sizes
+    assert {*SIZES} <= sizes
     assert layouts == {-1, 0, 1}
 
 

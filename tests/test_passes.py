@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from ir_programs import Builder, assert_same_bits, programs, random_graph, same_bits
+from ir_builder import Builder
+from ir_compare import assert_same_bits, same_bits
+from ir_programs import programs, random_graph
 
 from everyo.compile import ir, passes, rules
 from everyo.compile.interpret import interpret

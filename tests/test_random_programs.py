@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from ir_programs import Arrays, assert_same_bits, compare, random_graph, smallest
+from ir_compare import Arrays, assert_same_bits, compare, smallest
+from ir_programs import random_graph
 from numpy.lib.stride_tricks import as_strided
 
 from everyo.compile import cpu, fuse, loops, passes, products
