@@ -15,21 +15,6 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-__all__ = [
-    "Word",
-    "define",
-    "fmax",
-    "fmin",
-    "intrinsic_call",
-    "mad",
-    "narrow",
-    "polynomial",
-    "radd",
-    "rmul",
-    "select",
-    "where",
-]
-
 Operand = Union["Word", int, float]
 FLOAT, DOUBLE, BIT = ir.FloatType(), ir.DoubleType(), ir.IntType(1)
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -99,6 +84,9 @@ class Word:
     def __rtruediv__(self, other: Operand) -> "Word":
         return self._emit("fdiv", "sdiv", other, swap=True)
 
+    def __mod__(self, other: Operand) -> "Word":
+        return self._emit("frem", "srem", other)
+
     __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self) -> "Word":
@@ -143,6 +131,10 @@ class Word:
     def __ne__(self, other: Operand) -> "Word":  # type: ignore[override]
         return self._compare("!=", other)
 
+    def below(self, other: Operand) -> "Word":
+        """Whether this integer is less than the other, both without a sign."""
+        return Word(self.builder, self.builder.icmp_unsigned("<", self.value, self.like(other).value))
+
     def bits(self) -> "Word":
         """The bit pattern of a float."""
         return Word(self.builder, self.builder.bitcast(self.value, ir.IntType(self.width)))
@@ -182,6 +174,41 @@ def mad(a: Operand, b: Operand, c: Operand) -> Word:
     """a * b + c, rounded once where the machine has such an instruction and twice elsewhere."""
     word = next(w for w in (a, b, c) if isinstance(w, Word))
     return intrinsic_call("llvm.fmuladd", word.like(a), word.like(b), word.like(c))
+
+
+def copysign(a: Word, b: Word) -> Word:
+    return intrinsic_call("llvm.copysign", a, b)
+
+
+def floor(x: Word) -> Word:
+    return intrinsic_call("llvm.floor", x)
+
+
+def funnel(a: Word, b: Word, shift: Word) -> Word:
+    """The upper half of the two integers side by side, shifted left by less than a width."""
+    return intrinsic_call("llvm.fshl", a, b, shift)
+
+
+def loop(
+    going: Callable[..., Word], step: Callable[..., tuple[Word, ...]], *state: Word
+) -> tuple[Word, ...]:
+    """while going(*state): state = step(*state)"""
+    builder = state[0].builder
+    entry = builder.block
+    head, body, end = (builder.append_basic_block(n) for n in ("while", "step", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    phis = [builder.phi(w.type) for w in state]
+    now = tuple(Word(builder, p) for p in phis)
+    builder.cbranch(going(*now).value, body, end)
+    builder.position_at_end(body)
+    following = step(*now)
+    for phi, before, after in zip(phis, state, following, strict=True):
+        phi.add_incoming(before.value, entry)
+        phi.add_incoming(after.value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(end)
+    return now
 
 
 def polynomial(x: Word, coefficients: Sequence[float]) -> Word:

@@ -1,0 +1,144 @@
+"""The scalar functions that kernels inline, by the name of the op and the type: `exp_f32`, …
+
+Each is a Numba intrinsic, written once over `Word`s for every type it has: bit tricks, selects and
+polynomials, without branches, tables or calls, so that a loop around it fills vectors. Floating
+results are within 2 ulp of the true value for every argument, subnormal ones too; zeros, infinities
+and NaN are NumPy's, and so are the integers. Only integer power and the remainders of floats loop.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from everyo.compile import math_exp, math_trig
+from everyo.compile.intrinsics import (
+    DOUBLE,
+    I64,
+    Word,
+    copysign,
+    define,
+    floor,
+    intrinsic_call,
+    loop,
+    where,
+)
+from everyo.compile.math_exp import head
+
+INF, NAN = float("inf"), float("nan")
+
+
+def magnitude(x: Word) -> Word:
+    return abs(x) if x.is_float else where(x < 0, -x, x)
+
+
+def sign(x: Word) -> Word:
+    """-1, 0 or 1; NaN for NaN. The sign of -0.0 is 0.0, as NumPy has it."""
+    one, zero = (1.0, 0.0) if x.is_float else (1, 0)
+    s = where(x > zero, one, where(x < zero, -one, x))
+    return where(x == zero, zero, s)
+
+
+def ceil(x: Word) -> Word:
+    return intrinsic_call("llvm.ceil", x)
+
+
+def rint(x: Word) -> Word:
+    return intrinsic_call("llvm.rint", x)
+
+
+def fmod(x: Word, y: Word) -> Word:
+    """x - trunc(x/y)*y, exactly, for float64: long division, 26 bits of the quotient a time."""
+    b = abs(y)
+    valid = (abs(x) < INF) & (b > 0.0)  # neither NaN
+    b = where(valid, b, 1.0)
+    high = head(b)
+    low = b - high
+
+    def step(r: Word) -> tuple[Word]:
+        q = r / b
+        small = q < 2.0**26
+        # A long quotient is rounded down for certain, a short one may have been rounded up by 1.
+        long = head(where(q > 1e300, 1e300, q) * (1 - 2.0**-52))
+        q = where(small, floor(q), long)
+        r = (r - q * high) - q * low  # both products and both differences are exact
+        return (where(r < 0.0, r + b, r),)
+
+    (r,) = loop(lambda r: r >= b, step, where(valid, abs(x), 0.0))
+    return where(valid, copysign(r, x), NAN)
+
+
+def fmod_of(x: Word, y: Word) -> Word:
+    return fmod(x.cast(DOUBLE), y.cast(DOUBLE)).cast(x.type) if x.width == 32 else fmod(x, y)
+
+
+def remainder(x: Word, y: Word) -> Word:
+    """The remainder that has the sign of y; 0 for an integer y of 0."""
+    if x.is_float:
+        m = fmod_of(x, y)
+        moved = where((m < 0.0) ^ (y < 0.0), m + y, m)
+        return where((m == 0.0) & (y != 0.0), copysign(m, y), moved)
+    safe, direct = divisor(y)
+    m = x % safe
+    m = where((m != 0) & ((m ^ safe) < 0), m + safe, m)
+    return where(direct, 0, m)
+
+
+def floor_divide(x: Word, y: Word) -> Word:
+    """The quotient rounded down; 0 for an integer y of 0."""
+    if x.is_float:
+        m = fmod_of(x, y)
+        q = (x - m) / y
+        q = where((m != 0.0) & ((m < 0.0) ^ (y < 0.0)), q - 1.0, q)
+        whole = floor(q)
+        whole = where(q - whole > 0.5, whole + 1.0, whole)
+        whole = where(q == 0.0, copysign(q.like(0.0), x / y), whole)
+        return where(y == 0.0, x / y, whole)
+    safe, direct = divisor(y)
+    q, m = x / safe, x % safe
+    q = where((m != 0) & ((m ^ safe) < 0), q - 1, q)
+    return where(direct, -(x & y), q)  # y is 0 or -1
+
+
+def divisor(y: Word) -> tuple[Word, Word]:
+    """y, or 1 where a division would trap (by 0, and the least integer by -1), and whether so."""
+    direct = (y == 0) | (y == -1)
+    return where(direct, 1, y), direct
+
+
+def power(x: Word, y: Word) -> Word:
+    if x.is_float:
+        return math_exp.power(x, y)
+
+    def step(result: Word, base: Word, rest: Word) -> tuple[Word, Word, Word]:
+        odd = (rest & 1) == 1
+        return where(odd, result * base, result), base * base, rest >> 1
+
+    return loop(lambda result, base, rest: rest != 0, step, x.like(1), x, y)[0]
+
+
+FLOAT_FUNCTIONS: dict[str, Callable[..., Word]] = {
+    "floor": floor, "ceil": ceil, "rint": rint,
+    **{f.__name__: f for f in math_exp.FUNCTIONS}, **{f.__name__: f for f in math_trig.FUNCTIONS},
+}  # fmt: skip
+NUMBER_FUNCTIONS: dict[str, Callable[..., Word]] = {
+    "abs": magnitude, "sign": sign, "power": power, "floor_divide": floor_divide,
+    "remainder": remainder,
+}  # fmt: skip
+BINARY = {"power", "arctan2", "floor_divide", "remainder"}
+FLOATS = {"f32": types.float32, "f64": types.float64}
+NUMBERS = FLOATS | {"i32": types.int32, "i64": types.int64}
+
+
+def build() -> dict[str, Any]:
+    found = {}
+    for functions, kinds in ((FLOAT_FUNCTIONS, FLOATS), (NUMBER_FUNCTIONS, NUMBERS)):
+        for name, emit in functions.items():
+            for suffix, kind in kinds.items():
+                args = (kind, kind) if name in BINARY else (kind,)
+                found[f"{name}_{suffix}"] = define(emit, kind(*args))
+    return found
+
+
+FUNCTIONS = build()
+globals().update(FUNCTIONS)

@@ -1,0 +1,269 @@
+"""sin, cos, tan and their inverses, over `Word`s of either precision.
+
+An argument of any size is reduced exactly and without a branch. With x = m * 2**e and the bits of
+1/(2*pi) as one long number, the turns in x modulo 1 are m times the window of that number that
+begins at bit e: whole turns fall off the top of an integer product. The window is found by selects.
+
+The coefficients are our own minimax fits, lowest order first.
+"""
+
+from math import pi
+
+from everyo.compile.intrinsics import (
+    DOUBLE,
+    FLOAT,
+    I32,
+    I64,
+    Word,
+    copysign,
+    funnel,
+    intrinsic_call,
+    mad,
+    polynomial,
+    where,
+)
+from everyo.compile.math_exp import FORMATS, head
+
+INF, NAN = float("inf"), float("nan")
+TOP = 1 << 63
+
+# The first 1280 binary digits of 1/(2*pi) after the point.
+TURNS = int(
+    "28be60db9391054a7f09d5f47d4d377036d8a5664f10e4107f9458eaf7aef1586dc91b8e909374b8"
+    "01924bba827464873f877ac72c4a69cfba208d7d4baed1213a671c09ad17df904e64758e60d4ce7d"
+    "272117e2ef7e4a0ec7fe25fff7816603fbcbc462d6829b47db4d9fb3c9f2c26dd3d18fd9a797fa8b"
+    "5d49eeb1faf97c5ecf41ce7de294a4ba9afed7ec47e357421580cc11bf1edaeafc33ef0826bd0d87",
+    16,
+)
+# pi/2 and pi/4, rounded, and the rest
+HALF_PI = {32: (1.5707963705062866, -4.371139000186243e-08), 64: (pi / 2, 6.123233995736766e-17)}
+# sin(x) = x + x*z*q(z), z = x*x, for |x| <= pi/2
+SIN = {
+    32: (-0.1666666, 8.333069e-3, -1.9809708e-4, 2.6057699e-6),
+    64: (
+        -0.16666666666666666, 0.008333333333333207, -0.00019841269841212476, 2.7557319211568538e-06,
+        -2.505210690431555e-08, 1.6058940997418358e-10, -7.643019303407903e-13,
+        2.721419972404838e-15,
+    ),
+}  # fmt: skip
+# the same for |x| <= 1, and cos(x) = 1 - z/2 + z*z*q(z); in float64, for float32 and float64 results
+SIN_SHORT = {
+    32: (-0.16666666485468445, 0.008333316053792473, -0.00019836115129010518, 2.694809993161916e-06),
+    64: (
+        -0.16666666666666666, 0.008333333333333106, -0.00019841269841080233, 2.755731914882703e-06,
+        -2.505209241667006e-08, 1.605717548745497e-10, -7.533604070577758e-13,
+    ),
+}  # fmt: skip
+COS_SHORT = {
+    32: (0.04166657388368707, -0.0013884675178832528, 2.4200300091282677e-05),
+    64: (
+        0.041666666666666664, -0.0013888888888888514, 2.480158730135513e-05, -2.755731915059538e-07,
+        2.0876743972081834e-09, -1.1469433514582998e-11, 4.709160437384621e-14,
+    ),
+}  # fmt: skip
+# arctan(x) = x + x*z*q(z) for |x| <= 0.66
+ATAN = {
+    32: (-0.3333322, 0.19994801, -0.14204416, 0.10510996, -6.7264184e-2, 2.480506e-2),
+    64: (
+        -0.33333333333333237, 0.1999999999997667, -0.14285714283726444, 0.11111111025197665,
+        -0.09090906876099891, 0.0769227040215146, -0.06666232884979778, 0.05878736952761101,
+        -0.052410377280239444, 0.04661119600866954, -0.040029582852161676, 0.031102558094982573,
+        -0.019677496093275817, 0.008623599656972753, -0.0018942468933762075,
+    ),
+}  # fmt: skip
+# arcsin(x) = x + x*z*q(z) for |x| <= 0.5
+ASIN = {
+    32: (0.16666752, 7.4953094e-2, 4.5469154e-2, 2.4184741e-2, 4.21584e-2),
+    64: (
+        0.16666666666665408, 0.07500000000337141, 0.04464285682822033, 0.030381959141388016,
+        0.022371757949816776, 0.017359706140987474, 0.01388522357744467, 0.012169277620007874,
+        0.006527741246866688, 0.01952877434446606, -0.016224864823553523, 0.03191257519910989,
+    ),
+}  # fmt: skip
+
+
+def words(digits: int, count: int) -> list[int]:
+    """`digits` zeros and then the bits of 1/(2*pi), cut into words of 64 bits."""
+    return [(TURNS >> (1280 + digits - 64 * (i + 1))) & (2**64 - 1) for i in range(count)]
+
+
+def fraction(a: Word) -> tuple[Word, Word | None]:
+    """The turns in a modulo 1, in 64 bits for a float32 and 128 for a float64, of a >= 1."""
+    form = FORMATS[a.width]
+    bits = a.bits()
+    m = (bits & ((1 << form.digits) - 1)) | (1 << form.digits)
+    e = (bits >> form.digits) - form.bias
+    return fraction_f32(m, e) if a.width == 32 else fraction_f64(m, e)
+
+
+def fraction_f32(m: Word, e: Word) -> tuple[Word, None]:
+    m, e = m.cast(I64), e.cast(I64)
+    k = words(23, 4)
+    far = (e & 64) != 0
+    a, b, c = (where(far, e.like(k[i + 1]), e.like(k[i])) for i in range(3))
+    return m * funnel(a, b, e) + (m * (funnel(b, c, e) >> 32) >> 32), None
+
+
+def fraction_f64(m: Word, e: Word) -> tuple[Word, Word]:
+    window = [e.like(w) for w in words(52, 19)]
+    for bit in (3, 2, 1, 0):
+        far = (e & (64 << bit)) != 0
+        step = 1 << bit
+        window = [where(far, window[i + step], window[i]) for i in range(len(window) - step)]
+    a, b, c = (funnel(window[i], window[i + 1], e) for i in range(3))
+    mask = 2**32 - 1
+    m0, m1, b0, b1, c1 = m & mask, m >> 32, b & mask, b >> 32, c >> 32
+    # m*b to 128 bits, in 32-bit digits; of m*c the upper 64 bits, and of m*a the lower.
+    low = m0 * b0
+    middle = m0 * b1 + (low >> 32)
+    cross = m1 * b0 + (middle & mask)
+    high = m1 * b1 + (middle >> 32) + (cross >> 32) + m * a
+    low = (cross << 32) | (low & mask)
+    last = m1 * c1 + (m0 * c1 >> 32)
+    total = low + last
+    carry = total.below(low).cast(I64)
+    return high + carry, total
+
+
+def radians(turns: Word, rest: Word | None) -> tuple[Word, Word | None]:
+    """An angle in 2**-64 turns, signed, in radians: a float64, and for 128 bits what it lacks."""
+    if rest is None:
+        return turns.cast(DOUBLE) * (pi / TOP), None
+    # 26 bits of it, times 26 bits of pi, are exact; the other 102 follow in two floats.
+    first = (turns + (1 << 35)) & -(1 << 36)
+    second = ((turns - first) << 16) | (rest >> 48)
+    third = rest & ((1 << 48) - 1)
+    a = first.cast(DOUBLE)
+    b = mad(third.cast(DOUBLE), 2.0**-48, second.cast(DOUBLE))
+    pi_high, pi_low = 3.1415926814079285, -2.7818135228334233e-08
+    exact = a * (pi_high / TOP)
+    tail = mad(b, pi / TOP / 2**16, a * (pi_low / TOP))
+    r = exact + tail
+    return r, (exact - r) + tail
+
+
+def sine(x: Word, quarters: int) -> Word:
+    """sin(|x| + quarters*pi/2) for 0 or 1 quarters."""
+    a = abs(x)
+    turns, rest = fraction(a)
+    turns = turns + ((quarters + 1) << 62 & (2**64 - 1))
+    # To the nearest half turn: its parity is the sign, the rest an angle within pi/2.
+    r, lost = radians((turns & (TOP - 1)) - (1 << 62), rest)
+    near = a < 1.0
+    high, low = HALF_PI[x.width]
+    if lost is None:
+        r = r.cast(FLOAT)
+        sign = (turns >> 32).cast(I32) & (1 << 31)
+        near_r = (high - a) + low if quarters else a
+    else:
+        sign = turns & TOP
+        near_r = high - a if quarters else a
+        lost = where(near, ((high - near_r) - a) + low if quarters else 0.0, lost)
+    r = where(near, near_r, r)
+    sign = where(near, 0, sign)
+    z = r * r
+    tail = (r * z) * polynomial(z, SIN[x.width])
+    if lost is not None:
+        tail = mad(lost, mad(z, -0.405, 1.0), tail)  # roughly cos(r)
+    y = r + tail
+    y = (y.bits() ^ sign).float()
+    return where(a < INF, y, NAN)
+
+
+def sin(x: Word) -> Word:
+    y = sine(x, 0)
+    return (y.bits() ^ (x.bits() & (1 << (x.width - 1)))).float()
+
+
+def cos(x: Word) -> Word:
+    return sine(x, 1)
+
+
+def tan(x: Word) -> Word:
+    a = abs(x)
+    near = a < 1.0
+    turns, rest = fraction(a)
+    turns = turns + (1 << 61)
+    # To the nearest quarter turn: odd ones turn the quotient over.
+    odd = ((turns & (1 << 62)) != 0) & ~near
+    r, lost = radians((turns & ((1 << 62) - 1)) - (1 << 61), rest)
+    r = where(near, a.cast(DOUBLE) if lost is None else a, r)
+    z = r * r
+    s_tail = (r * z) * polynomial(z, SIN_SHORT[x.width])
+    c_tail = (z * z) * polynomial(z, COS_SHORT[x.width])
+    half = z * 0.5
+    if lost is None:
+        s, c = r + s_tail, 1.0 - half + c_tail
+        y = (where(odd, -c, s) / where(odd, s, c)).cast(FLOAT)
+    else:
+        lost = where(near, 0.0, lost)
+        s_tail = mad(lost, 1.0 - half, s_tail)
+        s = r + s_tail
+        s_low = (r - s) + s_tail
+        c = 1.0 - half
+        c_tail = c_tail + (((1.0 - c) - half) - r * lost)
+        c_high = c + c_tail
+        c_low = (c - c_high) + c_tail
+        over, under = where(odd, -c_high, s), where(odd, s, c_high)
+        over_low, under_low = where(odd, -c_low, s_low), where(odd, s_low, c_low)
+        q = over / under
+        y = q + (over_low - q * under_low) / under
+    return where(a < INF, (y.bits() ^ (x.bits() & (1 << (x.width - 1)))).float(), NAN)
+
+
+def arcsin(x: Word) -> Word:
+    a = abs(x)
+    large, s, s_high, s_low, p = arc(a)
+    high, low = HALF_PI[x.width]
+    rest = (s * p * 2.0 - (low - s_low * 2.0)) - (high / 2 - s_high * 2.0)
+    return copysign(where(large, high / 2 - rest, mad(a, p, a)), x)
+
+
+def arccos(x: Word) -> Word:
+    large, s, s_high, s_low, p = arc(abs(x))
+    high, low = HALF_PI[x.width]
+    right = (s_high + mad(s, p, s_low)) * 2.0
+    left = high * 2 - (s + mad(s, p, -low)) * 2.0
+    return where(large, where(x < 0.0, left, right), high - (x - (low - x * p)))
+
+
+def arc(a: Word) -> tuple[Word, Word, Word, Word, Word]:
+    """Whether a > 0.5, a root s = s_high + s_low, and p with arcsin(s) = s + s*p; s is sqrt((1 - a)/2),
+    whose arcsine is half the arccosine of a; where a <= 0.5, p belongs to a itself."""
+    large = a > 0.5
+    z = where(large, (1.0 - a) * 0.5, a * a)
+    s = intrinsic_call("llvm.sqrt", z)
+    s_high = head(s)
+    s_low = (z - s_high * s_high) / (s + (s_high + 1e-30))  # not 0/0 for a = 1
+    return large, s, s_high, s_low, z * polynomial(z, ASIN[a.width])
+
+
+def arctan(x: Word) -> Word:
+    return arctan2(x, x.like(1.0))
+
+
+def arctan2(y: Word, x: Word) -> Word:
+    up, along = abs(y), abs(x)
+    steep = up > along
+    a, b = where(steep, along, up), where(steep, up, along)
+    endless = (up == INF) & (along == INF)
+    a, b = where(endless, x.like(1.0), a), where(endless, x.like(1.0), b)
+    # arctan(a/b) is pi/4 + arctan((a - b)/(a + b)) above 0.66, both parts halved against overflow.
+    mid = a > b * 0.66
+    half = where(b > 1.0, x.like(0.5), 1.0)
+    over = where(mid, (a - b) * half, a)
+    under = where(mid, a * half + b * half, where(b == 0.0, 1.0, b))
+    t = over / under
+    z = t * t
+    angle = mad(t * z, polynomial(z, ATAN[x.width]), t)
+    # The result is an eighth of a turn n times, plus or minus the angle.
+    back = x.bits() < 0
+    n = where(mid, t.like(1.0), 0.0)
+    n = where(steep, 2.0 - n, n)
+    n = where(back, 4.0 - n, n)
+    angle = where(steep ^ back, -angle, angle)
+    high, low = HALF_PI[x.width]
+    return copysign(mad(n, high / 2, mad(n, low / 2, angle)), y)
+
+
+FUNCTIONS = (sin, cos, tan, arcsin, arccos, arctan, arctan2)
