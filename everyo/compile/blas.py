@@ -6,26 +6,28 @@ thread setting is put back when the last program that needs it ends.
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy._core import _multiarray_umath
+from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
 # (symbol, whether its integers have 64 bits); OpenBLAS as wheels ship it comes first
 SYMBOLS = (
     ("scipy_cblas_{0}gemm64_", True), ("cblas_{0}gemm64_", True), ("cblas_{0}gemm", False),
 )  # fmt: skip
-THREADS = ("scipy_openblas_{0}_num_threads64_", "openblas_{0}_num_threads64_", "openblas_{0}_num_threads")
+THREADS = (
+    "scipy_openblas_{0}_num_threads64_",
+    "openblas_{0}_num_threads64_",
+    "openblas_{0}_num_threads",
+)
 
 
 @dataclass(frozen=True)
 class Blas:
     """`addresses` of the products by dtype; `wide` integers have 64 bits."""
 
-    addresses: dict[np.dtype, int]
+    addresses: dict[Any, int]
     wide: bool
     get_threads: Any = None
     set_threads: Any = None
@@ -37,9 +39,13 @@ def find(path: str = _multiarray_umath.__file__) -> Blas | None:
     for symbol, wide in SYMBOLS:
         names = {np.dtype("float32"): symbol.format("s"), np.dtype("float64"): symbol.format("d")}
         if all(hasattr(library, name) for name in names.values()):
-            found = {t: ctypes.cast(getattr(library, n), ctypes.c_void_p).value for t, n in names.items()}
+            found = {t: _address(getattr(library, name)) for t, name in names.items()}
             return Blas(found, wide, _threads(library, "get"), _threads(library, "set"))
     return None
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _threads(library: ctypes.CDLL, what: str) -> Any:
@@ -48,28 +54,38 @@ def _threads(library: ctypes.CDLL, what: str) -> Any:
 
 
 BLAS = find()
-_lock = threading.Lock()
-_running = 0
-_users_threads = 1
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """BLAS uses one thread until the last of the overlapping contexts ends."""
-    global _running, _users_threads
-    if BLAS is None or BLAS.set_threads is None or BLAS.get_threads is None:
-        yield
-        return
-    with _lock:
-        if _running == 0:
-            _users_threads = BLAS.get_threads()
-            if _users_threads != 1:
-                BLAS.set_threads(1)
-        _running += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _running -= 1
-            if _running == 0 and _users_threads != 1:
-                BLAS.set_threads(_users_threads)
+class OneThread:
+    """A context in which BLAS uses one thread; contexts of several threads may overlap.
+
+    The setting is the whole process's, so the first context that opens sets it and the last one
+    that closes restores what the user had.
+    """
+
+    def __init__(self, blas: Blas | None) -> None:
+        self.get: Any = blas.get_threads if blas else None
+        self.set: Any = blas.set_threads if blas else None
+        self.adjustable = self.get is not None and self.set is not None
+        self.lock = threading.Lock()
+        self.open = 0
+        self.users = 1
+
+    def __enter__(self) -> None:
+        if self.adjustable:
+            with self.lock:
+                if self.open == 0:
+                    self.users = self.get()
+                    if self.users != 1:
+                        self.set(1)
+                self.open += 1
+
+    def __exit__(self, *error: object) -> None:
+        if self.adjustable:
+            with self.lock:
+                self.open -= 1
+                if self.open == 0 and self.users != 1:
+                    self.set(self.users)
+
+
+ONE_THREAD = OneThread(BLAS)

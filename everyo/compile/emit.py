@@ -42,10 +42,16 @@ SYMBOLS = {
 # What the symbols above do not say for bool operands.
 LOGIC = {
     "equal": "not ({0} ^ {1})", "not_equal": "{0} ^ {1}", "less": "(not {0}) & {1}",
-    "less_equal": "(not {0}) | {1}", "greater": "{0} & (not {1})", "greater_equal": "{0} | (not {1})",
-    "maximum": "{0} | {1}", "minimum": "{0} & {1}", "logical_not": "not {0}",
+    "less_equal": "(not {0}) | {1}", "greater": "{0} & (not {1})",
+    "greater_equal": "{0} | (not {1})", "maximum": "{0} | {1}", "minimum": "{0} & {1}",
+    "logical_not": "not {0}",
 }  # fmt: skip
-INTEGER = {"maximum": "max({0}, {1})", "minimum": "min({0}, {1})", "negative": "-{0}", "abs": "abs({0})"}
+INTEGER = {
+    "maximum": "max({0}, {1})",
+    "minimum": "min({0}, {1})",
+    "negative": "-{0}",
+    "abs": "abs({0})",
+}
 FLOAT = {
     "maximum": "fmax({0}, {1})", "minimum": "fmin({0}, {1})", "negative": "-{0}", "abs": "abs({0})",
     "isnan": "{0} != {0}", "isinf": "abs({0}) == {inf}", "isfinite": "abs({0}) < {inf}",
@@ -74,7 +80,11 @@ def expression(op: str, args: list[str], of: np.dtype, dtype: np.dtype) -> str:
     if op == "narrow":
         return f"narrow({args[0]})"
     if op == "cast":
-        return f"{args[0]} != {literal(of.type(0).item(), of)}" if dtype == BOOL else f"{KINDS[dtype]}({args[0]})"
+        return (
+            f"{args[0]} != {literal(of.type(0).item(), of)}"
+            if dtype == BOOL
+            else f"{KINDS[dtype]}({args[0]})"
+        )
     table = LOGIC if of == BOOL else FLOAT if of.kind == "f" else INTEGER
     if op in table:
         text = table[op].format(*args, inf=literal(math.inf, of) if of.kind == "f" else "")
@@ -96,7 +106,9 @@ class Printer:
     def pointers(self) -> Iterator[str]:
         for k, slot in enumerate(self.slots):
             if slot.what != "count":
-                shift = f" + chunk * {slot.elements * slot.dtype.itemsize}" if slot.per_chunk else ""
+                shift = (
+                    f" + chunk * {slot.elements * slot.dtype.itemsize}" if slot.per_chunk else ""
+                )
                 yield f"p{k} = p_{KINDS[slot.dtype]}(P[{k}]{shift})"
 
     def body(self, body: Iterable[Statement]) -> Iterator[str]:

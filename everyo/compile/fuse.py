@@ -6,10 +6,10 @@ groups is stored, or computed again where it is used if that is cheap.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, Node, require, walk
+from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, IRError, Node, require, walk
 from everyo.compile.legalize import Legal, legalize
 from everyo.compile.space import (
     Space,
@@ -51,6 +51,13 @@ class Group:
     nodes: tuple[Node, ...]
     stores: tuple[Node, ...]  # the nodes whose values leave the group
     space: Space | None  # of a loop
+
+    @property
+    def loop(self) -> Space:
+        """The space of a group that is known to be a loop."""
+        if self.space is None:
+            raise IRError(f"not a loop: {self}")
+        return self.space
 
     def __str__(self) -> str:
         n = self.nodes[0]
@@ -124,14 +131,14 @@ class _Partition:
         self.writes = {chain(v)[0] for _, v in graph.writes}
         order = walk(graph.roots)
         self.compute = [n for n in order if n.size and n.op not in VIEWS and n.op not in LEAVES]
+        self.compute.sort(key=lambda n: n.index)
         for n in self.compute:
             for i, o in enumerate(n.inputs):
                 self._edge(n, o, n.op == "take" and i == 0)
         self.edges.sort(key=lambda e: (-e[0].nbytes, e[0].index, e[1].index))
         self.group = {n: i for i, n in enumerate(self.compute)}
         self.members = {i: [n] for i, n in enumerate(self.compute)}
-        self.low = {i: n.index for i, n in enumerate(self.compute)}
-        self.high = dict(self.low)
+        self.position = {i: i for i in self.members}  # a topological order of the groups
         self.plain = {i: _plain_shape(n) for i, n in enumerate(self.compute)}
         self.rejected: set[tuple[int, int, int, int]] = set()
 
@@ -168,6 +175,10 @@ class _Partition:
         users = (u for n in self.members[g] for u in self.users.get(n, ()))
         return {t for u in users if (t := self.group[u]) != g}
 
+    def predecessors(self, g: int) -> set[int]:
+        bases = (chain(o)[0] for n in self.members[g] for o in n.inputs)
+        return {t for b in bases if b in self.group and (t := self.group[b]) != g}
+
     def _join(self, a: int, b: int, sibling: bool = False) -> bool:
         key = (a, b, len(self.members[a]), len(self.members[b]))
         if a == b or key in self.rejected:
@@ -179,13 +190,12 @@ class _Partition:
         same = self.plain[a] is not None and self.plain[a] == self.plain[b]
         if not same and not self._share_space(a, b, both, sibling):
             return False
-        if self._cyclic(a, b):
+        if not self._contract(a, b):
             return False
         for n in self.members[b]:
             self.group[n] = a
         self.members[a] = both
         del self.members[b]
-        self.low[a], self.high[a] = min(self.low[a], self.low[b]), max(self.high[a], self.high[b])
         self.plain[a] = self.plain[a] if same else None
         return True
 
@@ -205,7 +215,10 @@ class _Partition:
         if sibling:
             return da == db == s.domain
         outer = s.domain - s.inner
-        if da not in (s.domain, db):  # a producer of fewer points: once per row, needed nowhere else
+        if da not in (
+            s.domain,
+            db,
+        ):  # a producer of fewer points: once per row, needed nowhere else
             per_row = da <= (outer if s.inner else s.domain - {last_axis(s)})
             kept = any(n in self.forced for n in self.members[a])
             free = len(self.members[a]) <= FREE_OPS and all(map(cheap, self.members[a]))
@@ -214,19 +227,36 @@ class _Partition:
                 return False
         return db in (s.domain, da) or db <= outer  # a consumer of fewer points: after its row
 
-    def _cyclic(self, a: int, b: int) -> bool:
-        """Would joining a and b make a group depend on itself through a third?"""
-        for x, y in ((a, b), (b, a)):
-            seen: set[int] = set()
-            stack = [t for t in self.successors(x) if t != y]
-            while stack:
-                t = stack.pop()
-                if t == y:
-                    return True
-                if t not in seen and self.low[t] < self.high[y]:  # operands come first in the trace
-                    seen.add(t)
-                    stack += self.successors(t)
-        return False
+    def _contract(self, a: int, b: int) -> bool:
+        """Give the union of a and b (as a) a position; False if it would depend on itself.
+
+        Only groups between the two in the order can lie on a path from one to the other. What
+        follows the first moves behind the union, what precedes the second before it.
+        """
+        position = self.position
+        first, second = sorted((a, b), key=position.__getitem__)
+        after = self._reach(first, self.successors, lambda t: position[t] < position[second])
+        if any(second in self.successors(t) for t in after):
+            return False
+        before = self._reach(second, self.predecessors, lambda t: position[t] > position[first])
+        free = sorted(position[t] for t in (first, second, *after, *before))
+        line = [*sorted(before, key=position.__getitem__), a]
+        position |= dict(zip(line, free, strict=False))
+        last = sorted(after, key=position.__getitem__)
+        position |= dict(zip(last, free[len(free) - len(last) :], strict=True))
+        del position[b]
+        return True
+
+    def _reach(
+        self, g: int, step: Callable[[int], set[int]], within: Callable[[int], bool]
+    ) -> set[int]:
+        seen: set[int] = set()
+        stack = [g]
+        while stack:
+            new = {t for t in step(stack.pop()) if within(t)} - seen
+            seen |= new
+            stack += new
+        return seen
 
     def order(self) -> list[int]:
         """Trace order as far as dependences allow; groups that write state as late as possible."""
@@ -235,8 +265,11 @@ class _Partition:
         for targets in successors.values():
             for t in targets:
                 waits[t] += 1
-        late = {g: any(n in self.writes for n in m) for g, m in self.members.items()}
-        ready = [(late[g], self.high[g], g) for g in self.members if not waits[g]]
+        key = {
+            g: (any(n in self.writes for n in m), max(n.index for n in m))
+            for g, m in self.members.items()
+        }
+        ready = [(*key[g], g) for g in self.members if not waits[g]]
         heapq.heapify(ready)
         out = []
         while ready:
@@ -245,13 +278,13 @@ class _Partition:
             for t in successors[g]:
                 waits[t] -= 1
                 if not waits[t]:
-                    heapq.heappush(ready, (late[t], self.high[t], t))
+                    heapq.heappush(ready, (*key[t], t))
         require(len(out) == len(self.members), "cycle between groups")
         return out
 
 
 def _plain_shape(n: Node) -> tuple[int, ...] | None:
-    """The shape of a node whose operands all have it as they lie: such nodes always fit together."""
+    """The shape of a node whose operands all lie in it: such nodes always fit together."""
     if n.op in REDUCTIONS or n.op in OPAQUE or n.op == "take":
         return None
     bases = [chain(o)[0] for o in n.inputs]
@@ -362,8 +395,11 @@ def _worth_it(
         return False
     if nodes[0].op in OPAQUE:
         return False
-    both, before = analyse([*nodes, *cone.nodes], p.legal.layout), analyse(nodes, p.legal.layout)
-    return both is not None and size_of(both.domain) == size_of(before.domain)
+    before = analyse(nodes, p.legal.layout)
+    both = analyse([*nodes, *cone.nodes], p.legal.layout)
+    if both is None or before is None:
+        return False
+    return size_of(both.domain) == size_of(before.domain)
 
 
 def _components(nodes: list[Node]) -> list[list[Node]]:
@@ -372,5 +408,6 @@ def _components(nodes: list[Node]) -> list[list[Node]]:
     for n in nodes:
         near = {chain(o)[0] for o in n.inputs}
         touching = [q for q in parts if near & set(q)]
-        parts = [q for q in parts if q not in touching] + [sum(touching, []) + [n]]
+        joined = [m for q in touching for m in q]
+        parts = [*(q for q in parts if q not in touching), [*joined, n]]
     return [sorted(q, key=lambda n: n.index) for q in parts]

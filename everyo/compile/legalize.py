@@ -8,7 +8,7 @@ destination does, and every opaque op reads operands that its native row can wal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everyo.compile.ir import LEAVES, OPAQUE, VIEWS, Check, Graph, Node, Table, require, walk
+from everyo.compile.ir import LEAVES, OPAQUE, VIEWS, Check, Graph, IRError, Node, Table, walk
 from everyo.compile.products import missing_copies
 from everyo.compile.space import analyse, chain, contiguous, strided
 
@@ -30,7 +30,9 @@ class Legal:
     def layout(self, node: Node) -> list[int]:
         """Strides of a value, in elements: an input's own, else those of its storage order."""
         strides = node.param("strides") if node.op == "input" else None
-        return list(strides) if strides is not None else contiguous(node.shape, self.orders.get(node))
+        return (
+            list(strides) if strides is not None else contiguous(node.shape, self.orders.get(node))
+        )
 
 
 def legalize(graph: Graph) -> Legal:
@@ -46,7 +48,7 @@ def legalize(graph: Graph) -> Legal:
         if not needs and settled.roots == graph.roots:
             return legal
         graph = settled
-    require(False, "legalize does not settle:", graph)
+    raise IRError(f"legalize does not settle: {graph}")
 
 
 def storage_orders(graph: Graph) -> dict[Node, tuple[int, ...]]:
@@ -78,7 +80,7 @@ def _in_trace_order(graph: Graph) -> list[Node]:
 
 def _rebuild(graph: Graph, rule: Rule) -> tuple[Graph, Table]:
     """The same graph in a table of its own, each node made by `rule(table, node, operands)`."""
-    table, new = Table(), {}
+    table, new = Table(), dict[Node, Node]()
     for n in _in_trace_order(graph):
         new[n] = rule(table, n, tuple(new[i] for i in n.inputs))
     rebuilt = Graph(
@@ -110,7 +112,9 @@ def _sized(table: Table, n: Node, inputs: tuple[Node, ...]) -> Node:
         x, axes = inputs[0], n.param("axes")
         gone = [a for a in axes if x.shape[a] == 1]
         if gone:
-            x = table.make("reshape", x, shape=tuple(s for a, s in enumerate(x.shape) if a not in gone))
+            x = table.make(
+                "reshape", x, shape=tuple(s for a, s in enumerate(x.shape) if a not in gone)
+            )
             axes = tuple(a - sum(g < a for g in gone) for a in axes if a not in gone)
             return table.make(n.op, x, axes=axes) if axes else x
     return _again(table, n, inputs)

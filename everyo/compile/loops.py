@@ -11,14 +11,15 @@ run in blocks that meet in float64, so that their error does not grow with their
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
 from everyo.compile.fuse import COST, Group
-from everyo.compile.ir import BOOL, F32, F64, I32, I64, Node, require
+from everyo.compile.ir import F32, F64, I32, I64, Node
+from everyo.compile.nest import Map, Nest, moving
 from everyo.compile.program import (
+    FOLDS,
     Address,
     Clamp,
     Combine,
@@ -39,10 +40,12 @@ from everyo.compile.program import (
     Statement,
     Store,
     Value,
+    first,
+    paired,
+    wide,
 )
-from everyo.compile.space import Axis, Layout, Pairs, Space, chain, leaf_set, leaves, spread, stored
+from everyo.compile.space import Layout, chain
 
-KEEP = 6  # a row value of at most this cost is computed again in a later loop of the row
 CHUNK = 8192  # a chunk has at least so many elements
 CHUNKS = 16  # and there are at most so many of them
 BLOCK = 2048  # a sum runs over at most so many elements before it goes to float64
@@ -53,7 +56,6 @@ FLAT_UNIT = 16  # chunks of flat kernels are cut at multiples of this
 WIDE_PARTIALS = 64  # accumulators of more elements than this limit the number of chunks
 ELEMENT_NS, SLOT_NS = 0.006, 0.03  # estimated time per op and per buffer, per element
 
-FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 
 
@@ -62,168 +64,13 @@ def lower(group: Group, layout: Layout, direct: Mapping[Node, Node] | None = Non
     return _Lowering(group, layout, direct or {}).kernel()
 
 
-def first(op: str, dtype: np.dtype) -> Literal:
-    """What a fold starts from."""
-    if op in ("sum", "prod"):
-        return Literal(dtype.type(op == "prod").item(), dtype)
-    if dtype == BOOL:
-        return Literal(op == "min", dtype)
-    if dtype.kind == "f":
-        return Literal(-math.inf if op == "max" else math.inf, dtype)
-    limits = np.iinfo(dtype)
-    return Literal(int(limits.min if op == "max" else limits.max), dtype)
-
-
-def wide(op: str, dtype: np.dtype) -> np.dtype:
-    """The dtype in which partial results of a fold meet."""
-    return F64 if op == "sum" and dtype == F32 else dtype
-
-
-def paired(op: str, dtype: np.dtype) -> bool:
-    """Whether partial results meet in two words: float64 has nothing wider."""
-    return op == "sum" and dtype == F64
-
-
-@dataclass(frozen=True)
-class _Range:
-    """A loop variable's axes after collapsing: `leaf` carries the stride, `members` are all."""
-
-    leaf: Axis
-    size: int
-    members: frozenset[Axis]
-
-
-Map = dict[Axis, int]  # stride per leaf axis
-
-
 class _Lowering:
     def __init__(self, group: Group, layout: Layout, direct: Mapping[Node, Node]) -> None:
-        require(group.space is not None, "not a loop group", group)
-        self.group, self.space, self.layout, self.direct = group, group.space, layout, direct
-        self.inside = set(group.nodes)
+        self.group, self.space, self.direct = group, group.loop, direct
+        self.nest = Nest(group, layout)
         self.slots: list[Slot] = []
         self.positions: dict[tuple, int] = {}
         self.names = 0
-        self._maps()
-        self._axes()
-        self._levels()
-        self._plan()
-
-    # -- the iteration space ---------------------------------------------------------------------
-
-    def _maps(self) -> None:
-        """Strides per leaf axis of every operand and every value."""
-        s, g = self.space, self.group
-
-        def leaf_map(pairs: Pairs) -> Map:
-            m: Map = {}
-            for leaf, stride in pairs:
-                m[leaf] = m.get(leaf, 0) + stride
-            return m
-
-        self.access = {o: leaf_map([x for d in a.dims for x in spread(d)]) for o, a in s.loads.items()}
-        self.value = {
-            n: leaf_map([x for d, st in zip(s.dims[n], self.layout(n), strict=True) for x in stored(d, st)])
-            for n in g.nodes
-        }
-        self.cut = {n: leaf_set(c) for n, (_, c) in s.reduced.items()}
-
-    def _axes(self) -> None:
-        """Order and collapse the axes; choose the inner ones."""
-        s, g = self.space, self.group
-        order = _order(s, g, self.access, self.value)
-        addressed = list(self.access.values()) + [self.value[n] for n in g.nodes if self._in_memory(n)]
-        present = addressed + [self.value[n] for n in g.nodes if not self._in_memory(n)]
-
-        def collapse(axes: Sequence[Axis]) -> list[_Range]:
-            out: list[_Range] = []
-            for a in axes:
-                last = out[-1] if out else None
-                if (
-                    last
-                    and all(m.get(last.leaf, 0) == m.get(a, 0) * a.size for m in addressed)
-                    and all((last.leaf in m) == (a in m) for m in present)
-                ):
-                    out[-1] = _Range(a, last.size * a.size, last.members | {a})
-                else:
-                    out.append(_Range(a, a.size, frozenset({a})))
-            return out
-
-        self.outer = collapse([a for a in order if a not in s.inner])
-        self.inner = collapse([a for a in order if a in s.inner])
-        self.flat = False
-        if not self.inner and self.outer:
-            self.inner = [self.outer.pop()]
-            self.flat = not self.outer
-        self.inner_leaves = {r.leaf for r in self.inner}
-        self.inner_all = frozenset().union(*(r.members for r in self.inner))
-        self.rows = math.prod(r.size for r in self.outer)
-        self.width = math.prod(r.size for r in self.inner)
-        self.elements = self.rows * self.width
-
-    def _in_memory(self, n: Node) -> bool:
-        return n in self.space.reduced or n in self.group.stores
-
-    def _levels(self) -> None:
-        """Level and phase of every value."""
-        self.phase: dict[Node, int] = {}
-        self.level: dict[Node, int] = {}
-        for n in self.group.nodes:
-            before = [self.phase[b] for o in n.inputs if (b := chain(o)[0]) in self.inside]
-            self.phase[n] = max(before, default=0) + (n in self.space.reduced)
-            if n in self.space.reduced:
-                self.level[n] = 1
-                continue
-            operands = n.inputs[1:] if n.op == "take" else n.inputs
-            self.level[n] = max([self._map_level(self.value[n]), *map(self._operand_level, operands)])
-        loops = (self.phase[n] - (n in self.space.reduced) for n in self.group.nodes)
-        self.phases = 1 + max(loops, default=0)
-
-    def _map_level(self, m: Map) -> int:
-        if any(a in self.inner_leaves for a in m):
-            return 2
-        return int(any(r.leaf in m for r in self.outer))
-
-    def _operand_level(self, o: Node) -> int:
-        base = chain(o)[0]
-        if base in self.inside:
-            return self.level[base]
-        return self._map_level(_moving(self.access[o])) if o in self.access else 0
-
-    def _plan(self) -> None:
-        """Per phase its roots; last phase first, which values of earlier phases are kept for it."""
-        g, s = self.group, self.space
-        self.kept: set[Node] = set()
-        self.roots: dict[int, list[Node]] = {p: [] for p in range(self.phases)}
-        for n in g.nodes:
-            if n in s.reduced:
-                self.roots[self.phase[n] - 1].append(n)
-            elif n in g.stores and self.level[n] == 2:
-                self.roots[self.phase[n]].append(n)
-        for p in reversed(range(self.phases)):
-            made = self.roots[p] + [k for k in self.kept if self.phase[k] == p]
-            stack = [chain(o)[0] for n in made for o in n.inputs]
-            seen: set[Node] = set()
-            while stack:
-                n = stack.pop()
-                if n in seen or n not in self.inside or self.level[n] != 2:
-                    continue
-                seen.add(n)
-                if self.phase[n] < p and (n in g.stores or self._cost(n) > KEEP):
-                    self.kept.add(n)
-                else:
-                    stack += [chain(o)[0] for o in n.inputs]
-
-    def _cost(self, node: Node) -> float:
-        """Cost of computing an element again."""
-        total, seen, stack = 0, set(), [node]
-        while stack and total <= KEEP:
-            n = stack.pop()
-            if n in self.inside and n not in seen and self.level[n] == 2:
-                seen.add(n)
-                total += COST.get(n.op, 1)
-                stack += [chain(o)[0] for o in n.inputs]
-        return total
 
     # -- names, slots, addresses -----------------------------------------------------------------
 
@@ -231,8 +78,11 @@ class _Lowering:
         self.names += 1
         return f"{letter}{self.names}"
 
-    def _slot(self, what: str, node: Node | None, dtype: np.dtype, elements: int = 0, key: object = None) -> int:
-        node = self.direct.get(node, node) if what == "array" else node
+    def _slot(
+        self, what: str, node: Node | None, dtype: np.dtype, elements: int = 0, key: object = None
+    ) -> int:
+        if node is not None and what == "array":
+            node = self.direct.get(node, node)
         where = (what, key or node)
         if where not in self.positions:
             self.positions[where] = len(self.slots)
@@ -241,12 +91,12 @@ class _Lowering:
 
     def _index(self, m: Map, offset: int, level: int) -> Index:
         """Where a value lies; an address that is known once per row gets a name of its own."""
-        terms = [(i, m[r.leaf]) for i, r in enumerate(self.outer) if m.get(r.leaf)]
+        terms = [(i, m[r.leaf]) for i, r in enumerate(self.nest.outer) if m.get(r.leaf)]
         runs = all(
             m.get(a.leaf, 0) == m.get(b.leaf, 0) * b.size
-            for a, b in zip(self.outer, self.outer[1:], strict=False)
+            for a, b in zip(self.nest.outer, self.nest.outer[1:], strict=False)
         )
-        if len(self.outer) == 1 or (terms and runs):
+        if len(self.nest.outer) == 1 or (terms and runs):
             row = tuple(("r", stride) for _, stride in terms[-1:])
         else:
             row = tuple((self._digit(i), stride) for i, stride in terms)
@@ -258,18 +108,18 @@ class _Lowering:
                 self.heads[head] = self._name("h")
                 self.row_lines.append(Address(self.heads[head], head))
             row, offset = ((self.heads[head], 1),), 0
-        inner = tuple((f"c{i}", m[r.leaf]) for i, r in enumerate(self.inner) if m.get(r.leaf))
+        inner = tuple((f"c{i}", m[r.leaf]) for i, r in enumerate(self.nest.inner) if m.get(r.leaf))
         return Index(row + inner, offset)
 
     def _digit(self, i: int) -> str:
         """The i-th outer index."""
-        below = math.prod(r.size for r in self.outer[i + 1 :])
-        self.digits[i] = Digit(f"o{i}", "r", below, self.outer[i].size if i else 0)
+        below = math.prod(r.size for r in self.nest.outer[i + 1 :])
+        self.digits[i] = Digit(f"o{i}", "r", below, self.nest.outer[i].size if i else 0)
         return f"o{i}"
 
     def _scratch_map(self) -> Map:
         m, step = {}, 1
-        for r in reversed(self.inner):
+        for r in reversed(self.nest.inner):
             m[r.leaf] = step
             step *= r.size
         return m
@@ -286,7 +136,7 @@ class _Lowering:
         known = self._known(level)
         if o not in known:
             a = self.space.loads[o]
-            index = self._index(_moving(self.access[o]), a.offset, level)
+            index = self._index(moving(self.nest.access[o]), a.offset, level)
             known[o] = name = self._name()
             if a.base.op == "iota":
                 self._lines(level).append(Counter(name, index, I64))
@@ -300,9 +150,9 @@ class _Lowering:
         base = chain(o)[0]
         if base.op == "const":
             return Literal(base.param("value"), base.dtype)
-        if base not in self.inside:
-            return self._load(o, self._operand_level(o))
-        level = self.level[base]
+        if base not in self.nest.inside:
+            return self._load(o, self.nest.operand_level(o))
+        level = self.nest.level[base]
         known = self._known(level)
         if base not in known:
             known[base] = self._value(base, level, phase)
@@ -310,12 +160,12 @@ class _Lowering:
 
     def _value(self, n: Node, level: int, phase: int) -> Value:
         lines = self._lines(level)
-        if level == 2 and self.phase[n] < phase and n in self.kept:
+        if level == 2 and self.nest.phase[n] < phase and n in self.nest.kept:
             name = self._name()
             if n in self.group.stores:
-                k, m = self._slot("array", n, n.dtype), self.value[n]
+                k, m = self._slot("array", n, n.dtype), self.nest.value[n]
             else:
-                k, m = self._slot("scratch", n, n.dtype, self.width), self._scratch_map()
+                k, m = self._slot("scratch", n, n.dtype, self.nest.width), self._scratch_map()
             lines.append(Load(name, k, self._index(m, 0, 2)))
             return name
         if n.op == "copy":
@@ -333,32 +183,31 @@ class _Lowering:
     def _take(self, n: Node, level: int, phase: int) -> str:
         table, index = n.inputs
         a = self.space.loads[n]
-        i, low = self._get(index, phase), self._operand_level(index)
+        i, low = self._get(index, phase), self.nest.operand_level(index)
         known = self._known(low)
         if ("row", i, table.shape[0]) not in known:
             known["row", i, table.shape[0]] = row = self._name("k")
             self._lines(low).append(Clamp(row, i, table.shape[0]))
         row = known["row", i, table.shape[0]]
-        at = self._index(_moving(self.access[n]), a.offset, level)
+        at = self._index(moving(self.nest.access[n]), a.offset, level)
         name, k = self._name(), self._slot("array", a.base, n.dtype)
         self._lines(level).append(Load(name, k, Index(((row, a.row), *at.terms), at.offset)))
         return name
 
     def _short(self, n: Node, args: tuple[Value, ...]) -> tuple[tuple[Value, ...], np.dtype]:
         """An index compared with what is known per row: in 32 bits, so that it fills a vector."""
-        counts = [chain(o)[0].op == "iota" and self._operand_level(o) == 2 for o in n.inputs]
-        other = n.inputs[counts.index(False)] if False in counts else None
-        if sum(counts) != 1 or self._operand_level(other) == 2:
+        counts = [chain(o)[0].op == "iota" and self.nest.operand_level(o) == 2 for o in n.inputs]
+        if counts[0] == counts[1]:
             return args, I64
-        o = n.inputs[counts.index(True)]
-        if chain(o)[0].size >= 2**31 - 1:
+        o, other = n.inputs if counts[0] else n.inputs[::-1]
+        if self.nest.operand_level(other) == 2 or chain(o)[0].size >= 2**31 - 1:
             return args, I64
-        index = self._index(_moving(self.access[o]), self.space.loads[o].offset, 2)
+        index = self._index(moving(self.nest.access[o]), self.space.loads[o].offset, 2)
         key, v = ("count", o), args[counts.index(False)]
         if key not in self.loop_known:
             self.loop_known[key] = name = self._name()
             self.loop_lines.append(Counter(name, index, I32))
-        short = self._narrow(v, self._operand_level(other))
+        short = self._narrow(v, self.nest.operand_level(other))
         pair = (self.loop_known[key], short)
         return (pair if counts[0] else pair[::-1]), I32
 
@@ -392,24 +241,24 @@ class _Lowering:
         self.combines: list[Combine] = []
         self.chunks = self._chunks()
         body: list[Statement] = []
-        for p in range(self.phases):
+        for p in range(self.nest.phases):
             body += self._phase(p)
         body += self._row_results()
         body = [*(self.digits[i] for i in sorted(self.digits)), *body]
         main = self._rows(body)
         ops = sum(COST.get(n.op, 1) for n in self.group.nodes)
-        work = self.elements * (ELEMENT_NS * ops + SLOT_NS * len(self.slots))
+        work = self.nest.elements * (ELEMENT_NS * ops + SLOT_NS * len(self.slots))
         text = (*self.chunk_lines, *self.init, *main, *self.tail)
         return Kernel(tuple(self.slots), text, self.chunks, tuple(self.combines), work)
 
     def _chunks(self) -> int:
         """Depends on shapes only."""
         s = self.space
-        rows = max(1, self.width // BLOCK) if self.flat else self.rows
-        chunks = max(1, min(CHUNKS, self.elements // CHUNK, rows))
+        rows = max(1, self.nest.width // BLOCK) if self.nest.flat else self.nest.rows
+        chunks = max(1, min(CHUNKS, self.nest.elements // CHUNK, rows))
         partials = sum(n.size for n in s.reduced if n not in s.rows)
         if partials > WIDE_PARTIALS:
-            chunks = max(1, min(chunks, self.elements // (4 * partials)))
+            chunks = max(1, min(chunks, self.nest.elements // (4 * partials)))
         return chunks
 
     def _phase(self, p: int) -> list[Statement]:
@@ -421,23 +270,26 @@ class _Lowering:
         self.before: list[Statement] = []
         self.after_block: list[Statement] = []
         self.after: list[Statement] = []
-        for n in self.roots[p]:
+        for n in self.nest.roots[p]:
             if n in s.reduced:
                 self._reduce(n, self._get(n.inputs[0], p))
-        results = [(n, self._get(n, p)) for n in self.roots[p] if n not in s.reduced]
-        scratch = sorted((k for k in self.kept if self.phase[k] == p and k not in g.stores), key=_index)
+        results = [(n, self._get(n, p)) for n in self.nest.roots[p] if n not in s.reduced]
+        scratch = sorted(
+            (k for k in self.nest.kept if self.nest.phase[k] == p and k not in g.stores), key=_index
+        )
         kept = [(n, self._get(n, p)) for n in scratch]
         for n, v in results:  # after all loads: a result may overwrite an input in place
             k = self._slot("array", n, n.dtype)
-            self.loop_lines.append(Store(k, self._index(self.value[n], 0, 2), v))
+            self.loop_lines.append(Store(k, self._index(self.nest.value[n], 0, 2), v))
         for n, v in kept:
-            k = self._slot("scratch", n, n.dtype, self.width)
+            k = self._slot("scratch", n, n.dtype, self.nest.width)
             self.loop_lines.append(Store(k, self._index(self._scratch_map(), 0, 2), v))
         loop = self._inner_loops() if self.loop_lines else []
         return self.row_lines + self.before + loop + self.after
 
     def _inner_loops(self) -> list[Statement]:
-        ranges = [(f"c{i}", r.size, ()) for i, r in enumerate(self.inner)]
+        ranges: list[tuple[str, int, tuple[Digit, ...]]]
+        ranges = [(f"c{i}", r.size, ()) for i, r in enumerate(self.nest.inner)]
         if len(ranges) > NESTED:  # the leading axes share a loop
             head, ranges = ranges[: 1 - NESTED], ranges[1 - NESTED :]
             sizes = [size for _, size, _ in head]
@@ -448,15 +300,16 @@ class _Lowering:
             ranges = [("q", math.prod(sizes), digits), *ranges]
         body: tuple[Statement, ...] = tuple(self.loop_lines)
         for i, (var, size, digits) in reversed(list(enumerate(ranges))):
-            low, high = 0, self._extent(i, size)
-            if i == 0 and self.flat:
+            low: int | str = 0
+            high = self._extent(i, size)
+            if i == 0 and self.nest.flat:
                 low, high = ("block", "end") if self._blocked() else ("low", "high")
             elif i == 0 and self.after_block:
                 low, high = "block", "end"
             body = (Loop(var, low, high, (*digits, *body)),)
-        if self.after_block and not self.flat:
+        if self.after_block and not self.nest.flat:
             size = ranges[0][1]
-            step = max(1, BLOCK * size // self.width)
+            step = max(1, BLOCK * size // self.nest.width)
             blocks = (*body, *self.after_block)
             body = (Loop("block", 0, self._extent(0, size), blocks, "block", step, "end"),)
         return list(body)
@@ -465,7 +318,7 @@ class _Lowering:
         return bool(self.space.reduced)
 
     def _extent(self, i: int, size: int) -> int | str:
-        if size < RUNTIME or self.flat:
+        if size < RUNTIME or self.nest.flat:
             return size
         if ("extent", i) not in self.chunk_known:
             self.chunk_known["extent", i] = f"n{i}"
@@ -475,18 +328,23 @@ class _Lowering:
 
     def _reduce(self, n: Node, v: Value) -> None:
         """Fold operand v of reduction n: in the row, into a total of the chunk, or into columns."""
-        m, op, dtype = self.value[n], FOLDS[n.op], n.dtype
-        if n not in self.space.rows and any(a in self.inner_leaves for a in m):
+        m, op, dtype = self.nest.value[n], FOLDS[n.op], n.dtype
+        if n not in self.space.rows and any(a in self.nest.inner_leaves for a in m):
             self._column(n, v)
             return
         wider, pair = wide(n.op, dtype), paired(n.op, dtype)
         result, known_as = v, dtype
-        once = self.inner and not self.flat and not self.cut[n] & self.inner_all
+        once = self.nest.inner and not self.nest.flat and not self.nest.cut[n] & self.nest.inner_all
         if not once:
             result = a = self._name("a")
             self.before.append(Start(a, first(n.op, dtype)))
             self.loop_lines.append(Fold(a, op, v, dtype, "free"))
-            if n.op == "sum" and dtype.kind == "f" and self.width > 2 * BLOCK and not self.flat:
+            if (
+                n.op == "sum"
+                and dtype.kind == "f"
+                and self.nest.width > 2 * BLOCK
+                and not self.nest.flat
+            ):
                 total = self._name("t")
                 self.before.append(Start(total, first(n.op, F64), pair))
                 self._add(total, op, a, dtype, F64, pair, self.after_block)
@@ -538,10 +396,10 @@ class _Lowering:
     def _column(self, n: Node, v: Value) -> None:
         """One accumulator per kept inner index; long float32 columns go to float64 now and then."""
         k, op = self._partial(n, n.dtype, n), FOLDS[n.op]
-        at = self._index(self.value[n], 0, 2)
+        at = self._index(self.nest.value[n], 0, 2)
         self._accumulate(k, op, at, v, n.dtype, n.dtype, self.loop_lines)
-        deep = n.op == "sum" and n.dtype == F32 and self.outer
-        if deep and self.elements > DEEP * self.chunks * n.size:
+        deep = n.op == "sum" and n.dtype == F32 and self.nest.outer
+        if deep and self.nest.elements > DEEP * self.chunks * n.size:
             w, z = self._partial(n, F64, (n, "wide")), Index((("z", 1),))
             name = self._name()
             flush: list[Statement] = [Load(name, k, z)]
@@ -557,29 +415,31 @@ class _Lowering:
         results = []
         for n in self.group.stores:
             row = n in self.space.rows
-            if row or (n not in self.space.reduced and self.level[n] < 2):
-                results.append((n, self._get(n, self.phases), row or self.level[n]))
+            if row or (n not in self.space.reduced and self.nest.level[n] < 2):
+                results.append((n, self._get(n, self.nest.phases), row or self.nest.level[n]))
         for n, v, per_row in results:
             k = self._slot("array", n, n.dtype)
-            at = Store(k, self._index(self.value[n], 0, 1), v)
+            at = Store(k, self._index(self.nest.value[n], 0, 1), v)
             (self.row_lines if per_row else self.tail).append(at)
         return self.row_lines
 
     def _rows(self, body: list[Statement]) -> list[Statement]:
         """The body within the loop over this chunk's rows or blocks."""
-        if self.flat:
-            count: int | str = self.width
-            per_size = any(n in self.space.reduced and self.value[n] for n in self.group.nodes)
+        if self.nest.flat:
+            count: int | str = self.nest.width
+            per_size = any(n in self.space.reduced and self.nest.value[n] for n in self.group.nodes)
             if not per_size:  # one text for all sizes
-                self.chunk_lines.append(Extent("n", self._slot("count", None, I64, self.width)))
+                self.chunk_lines.append(
+                    Extent("n", self._slot("count", None, I64, self.nest.width))
+                )
                 count = "n"
             share = Share("low", "high", count, FLAT_UNIT)
             if not self._blocked():
                 return [share, *body]
             return [share, Loop("block", "low", "high", tuple(body), "block", BLOCK, "end")]
-        if not self.outer:
+        if not self.nest.outer:
             return body
-        share = Share("low", "high", self.rows, 1)
+        share = Share("low", "high", self.nest.rows, 1)
         if not self.flushes:
             return [share, Loop("r", "low", "high", tuple(body), "grid")]
         rows = Loop("r", "rows", "deep", tuple(body), "grid")
@@ -588,22 +448,3 @@ class _Lowering:
 
 def _index(n: Node) -> int:
     return n.index
-
-
-def _moving(m: Map) -> Map:
-    return {a: stride for a, stride in m.items() if stride}
-
-
-def _order(s: Space, g: Group, access: dict[Node, Map], value: dict[Node, Map]) -> list[Axis]:
-    """Axes outermost first, in the storage order of the largest result, else operand."""
-
-    def by_stride(m: Map) -> list[Axis]:
-        return sorted((a for a in m if m[a]), key=lambda a: -abs(m[a]))
-
-    found = [by_stride(value[n]) for n in g.stores if n not in s.reduced]
-    found += [by_stride(access[o]) for o, a in s.loads.items() if a.base.op != "iota"]
-    found += [[x for axes in d for a, _ in axes for x in leaves(a)] for d in s.dims.values()]
-    found += [[x for axes in d for a, _ in axes for x in leaves(a)] for d, _ in s.reduced.values()]
-    best = max(found, key=len, default=[])
-    require(set(best) == s.domain, "no value spans the space of", g)
-    return best

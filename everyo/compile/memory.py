@@ -105,7 +105,7 @@ def place(requests: Iterable[Request]) -> tuple[dict[Hashable, int], int]:
     for r in sorted(requests, key=lambda r: -r.size):
         size = -(-max(r.size, 1) // ALIGN) * ALIGN
         at = 0
-        for begin, end in sorted((b, e) for b, e, f, l in taken if f <= r.last and r.first <= l):
+        for begin, end in sorted(t[:2] for t in taken if t[2] <= r.last and r.first <= t[3]):
             if at + size <= begin:
                 break
             at = max(at, end)

@@ -10,8 +10,7 @@ import numpy as np
 
 from everyo.compile.emit import HEAD, expression
 from everyo.compile.ir import Node
-from everyo.compile.loops import FOLDS, wide
-from everyo.compile.program import KINDS
+from everyo.compile.program import FOLDS, KINDS, wide
 
 # executor: where its table has what
 PROGRAM, FIRST, GUARD, LAST, PATCHES, PATCH_COUNT, ARRAYS, ARRAY_COUNT = range(8)
@@ -190,10 +189,12 @@ RANDOM = Template(f"""{HEAD}
 """)
 
 # Products. P: address of the BLAS function, transposition flags, m, n, k, A, its leading dimension,
-# B, its, C, its, sizes of two batch loops, strides of A, B and C per batch loop, of A and C per row,
-# of B and C per column (all these in bytes), and whether chunks are slices of the columns.
-(BLAS, TURN_A, TURN_B, M, N, K, A, LEAD_A, B, LEAD_B, C, LEAD_C, OUTER, INNER, BATCH_A, _, BATCH_B, _,
- BATCH_C, _, ROW_A, ROW_C, COLUMN_B, COLUMN_C, BY_COLUMNS, PRODUCT_SIZE) = range(26)  # fmt: skip
+# B, its, C, its, sizes of two batch loops, two strides each of A, B and C for these, strides of A
+# and C per row, of B and C per column (all in bytes), whether chunks are slices of the columns.
+(
+    BLAS, TURN_A, TURN_B, M, N, K, A, LEAD_A, B, LEAD_B, C, LEAD_C, OUTER, INNER, BATCH_A, _,
+    BATCH_B, _, BATCH_C, _, ROW_A, ROW_C, COLUMN_B, COLUMN_C, BY_COLUMNS, PRODUCT_SIZE,
+) = range(26)  # fmt: skip
 NO_TURN, TURN, SLICE = 111, 112, 16
 
 _PRODUCT = f"""{HEAD}
@@ -215,16 +216,20 @@ _PRODUCT = f"""{HEAD}
         x, y = i // P[{INNER}], i % P[{INNER}]
         a = P[{A}] + x * P[{BATCH_A}] + y * P[{BATCH_A + 1}] + row * P[{ROW_A}]
         b = P[{B}] + x * P[{BATCH_B}] + y * P[{BATCH_B + 1}] + column * P[{COLUMN_B}]
-        c = P[{C}] + x * P[{BATCH_C}] + y * P[{BATCH_C + 1}] + row * P[{ROW_C}] + column * P[{COLUMN_C}]
+        c = P[{C}] + x * P[{BATCH_C}] + y * P[{BATCH_C + 1}]
+        c = c + row * P[{ROW_C}] + column * P[{COLUMN_C}]
 """
 BLAS_PRODUCT = Template(f"""{_PRODUCT}\
-        gemm_$kind(P[{BLAS}], P[{TURN_A}], P[{TURN_B}], m, n, P[{K}], a, P[{LEAD_A}], b, P[{LEAD_B}],
-                   c, P[{LEAD_C}])
+        gemm_$kind(P[{BLAS}], P[{TURN_A}], P[{TURN_B}], m, n, P[{K}], a, P[{LEAD_A}],
+                   b, P[{LEAD_B}], c, P[{LEAD_C}])
 """)
-# Where there is no BLAS: rows of C at a time, four rows of B in flight.
+# Where there is no BLAS.
 OWN_PRODUCT = Template(f"""{_PRODUCT}\
-        am, ak = (usz(P[{LEAD_A}]), usz(1)) if P[{TURN_A}] == {NO_TURN} else (usz(1), usz(P[{LEAD_A}]))
-        bk, bn = (usz(P[{LEAD_B}]), usz(1)) if P[{TURN_B}] == {NO_TURN} else (usz(1), usz(P[{LEAD_B}]))
+        am, ak, bk, bn = usz(P[{LEAD_A}]), usz(1), usz(P[{LEAD_B}]), usz(1)
+        if P[{TURN_A}] == {TURN}:
+            am, ak = ak, am
+        if P[{TURN_B}] == {TURN}:
+            bk, bn = bn, bk
         u, v, w, cm = p_$kind(a), p_$kind(b), p_$kind(c), usz(P[{LEAD_C}])
         depth = usz(P[{K}])
         for r in range(usz(0), usz(m)):
@@ -263,7 +268,9 @@ def opaque_text(n: Node) -> str:
             return SCATTER.substitute(kind=kind, sum=expression("add", ["x", "y"], dtype, dtype))
         case "cumsum":
             w = wide("sum", dtype)
-            return CUMSUM.substitute(kind=kind, wide=KINDS[w], sum=expression("add", ["x", "y"], w, w))
+            return CUMSUM.substitute(
+                kind=kind, wide=KINDS[w], sum=expression("add", ["x", "y"], w, w)
+            )
         case "argsort":
             less = expression("less", ["x", "y"], dtype, dtype)
             if dtype.kind == "f":  # NaN comes last

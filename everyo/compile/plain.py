@@ -15,7 +15,7 @@ import numpy as np
 
 from everyo.compile import interpret
 
-CTYPES = {
+CTYPES: dict[str, tuple[Any, Any]] = {
     "f32": (ctypes.c_float, np.float32), "f64": (ctypes.c_double, np.float64),
     "i32": (ctypes.c_int32, np.int32), "i64": (ctypes.c_int64, np.int64),
     "u64": (ctypes.c_uint64, np.uint64), "b8": (ctypes.c_bool, np.bool_),

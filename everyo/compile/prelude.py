@@ -13,11 +13,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from everyo.compile import math
-from everyo.compile import intrinsics
+from everyo.compile import intrinsics, math
 from everyo.compile.blas import BLAS
 
-KERNEL = types.void(types.CPointer(types.int64), types.int64, types.int64)  # pointers, chunk, chunks
+KERNEL = types.void(
+    types.CPointer(types.int64), types.int64, types.int64
+)  # pointers, chunk, chunks
 TYPES = {
     "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
     "u64": types.uint64, "b8": types.boolean,
@@ -41,7 +42,7 @@ def scope(text: str) -> dict[str, Any]:
     return names
 
 
-def _pointer(kind: types.Type) -> Callable[[Any], Any]:
+def _pointer(kind: Any) -> Any:
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
@@ -56,11 +57,15 @@ def _tag(module: ir.Module, instruction: Any, slot: int) -> None:
     """Mark an access as one of its slot and of no other."""
     if slot >= SCOPES:
         return
-    domain = module.add_metadata(["everyo"])
-    scopes = [module.add_metadata([f"slot{k}", domain]) for k in range(SCOPES)]
-    others = [s for k, s in enumerate(scopes) if k != slot]
-    instruction.set_metadata("alias.scope", module.add_metadata([scopes[slot]]))
-    instruction.set_metadata("noalias", module.add_metadata(others))
+    tags = module.__dict__.setdefault("everyo_tags", {})
+    if slot not in tags:
+        domain = module.add_metadata(["everyo"])
+        scopes = [module.add_metadata([f"slot{k}", domain]) for k in range(SCOPES)]
+        others = module.add_metadata([s for k, s in enumerate(scopes) if k != slot])
+        tags[slot] = module.add_metadata([scopes[slot]]), others
+    mine, others = tags[slot]
+    instruction.set_metadata("alias.scope", mine)
+    instruction.set_metadata("noalias", others)
 
 
 def _load(slot: int) -> Callable[..., Any]:
@@ -110,7 +115,7 @@ def pair_add(total: float, error: float, x: float) -> tuple[float, float]:
 @njit
 def pair_total(total: float, error: float) -> float:
     """The sum; an infinite or undefined error belongs to a total that is."""
-    return intrinsics.select(abs(error) < np.inf, total + error, total)
+    return total + error if abs(error) < np.inf else total
 
 
 @intrinsic
@@ -119,8 +124,8 @@ def mulhi(typing: Any, a: Any, b: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
         wide = ir.IntType(128)
-        a, b = (builder.zext(x, wide) for x in args)
-        return builder.trunc(builder.lshr(builder.mul(a, b), ir.Constant(wide, 64)), ir.IntType(64))
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
 
     return types.uint64(types.uint64, types.uint64), codegen
 
@@ -165,14 +170,35 @@ def _gemm(number: ir.Type, integer: ir.Type) -> Callable[..., Any]:
     a, lead a, b, lead b, c, lead c)."""
 
     @intrinsic
-    def gemm(typing: Any, f: Any, ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, la: Any, b: Any, lb: Any, c: Any, lc: Any) -> Any:
+    def gemm(
+        typing: Any,
+        f: Any,
+        ta: Any,
+        tb: Any,
+        m: Any,
+        n: Any,
+        k: Any,
+        a: Any,
+        la: Any,
+        b: Any,
+        lb: Any,
+        c: Any,
+        lc: Any,
+    ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, x: Any) -> ir.Value:
             word, enum = ir.IntType(64), ir.IntType(32)
-            kinds = [enum] * 3 + [integer] * 3 + [number, word, integer, word, integer, number, word, integer]
+            kinds = (
+                [enum] * 3
+                + [integer] * 3
+                + [number, word, integer, word, integer, number, word, integer]
+            )
             function = ir.FunctionType(ir.VoidType(), kinds)
             values = [ir.Constant(enum, 101), *x[1:6], ir.Constant(number, 1.0), *x[6:10]]
             values += [ir.Constant(number, 0.0), *x[10:]]
-            cut = [builder.trunc(v, t) if v.type != t else v for v, t in zip(values, kinds, strict=True)]
+            cut = [
+                builder.trunc(v, t) if v.type != t else v
+                for v, t in zip(values, kinds, strict=True)
+            ]
             builder.call(builder.inttoptr(x[0], function.as_pointer()), cut)
             return context.get_dummy_value()
 
@@ -188,5 +214,6 @@ NAMES: dict[str, Any] = {
     "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
     **{f"p_{name}": _pointer(kind) for name, kind in TYPES.items()},
-    **{name: getattr(intrinsics, name) for name in ("radd", "rmul", "fmax", "fmin", "select", "narrow")},
+    "radd": intrinsics.radd, "rmul": intrinsics.rmul, "fmax": intrinsics.fmax,
+    "fmin": intrinsics.fmin, "select": intrinsics.select, "narrow": intrinsics.narrow,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Matmul operands as matrices in memory: which views fold into BLAS arguments, and the row they make.
+"""Matmul operands as matrices in memory: which views fold into the arguments of a BLAS call.
 
 A matrix is a start, a leading dimension and a flag; its batch dims are strides. Operand views are
 pushed into that form (`matrix`); what has none needs a copy. The batch dims of both operands and
@@ -7,7 +7,7 @@ the result unify and collapse to at most two loops.
 
 from dataclasses import dataclass
 
-from everyo.compile.ir import Node
+from everyo.compile.ir import IRError, Node
 from everyo.compile.space import (
     Axis,
     Dims,
@@ -84,7 +84,10 @@ def matrix(dims: Dims, shape: tuple[int, ...], base: Node, offset: int) -> Matri
     if row is None or col is None:
         return None
     m, n = shape[-2:]
-    for turned, (long, one), (rows, cols) in ((False, (row, col), (m, n)), (True, (col, row), (n, m))):
+    for turned, (long, one), (rows, cols) in (
+        (False, (row, col), (m, n)),
+        (True, (col, row), (n, m)),
+    ):
         lead = long if rows > 1 else max(cols, 1)
         if (one == 1 or cols == 1) and lead >= cols:
             return Matrix(base, offset, dims[:-2], turned, lead)
@@ -96,7 +99,15 @@ def operand(o: Node, layout: Layout) -> Matrix | None:
     return None if got is None else matrix(got[1], o.shape, got[0], got[2])
 
 
-def product(node: Node, layout: Layout) -> Product | None:
+def product(node: Node, layout: Layout) -> Product:
+    """The plan of a matmul whose operands have a joint form."""
+    found = joint(node, layout)
+    if found is None:
+        raise IRError(f"matmul without a plan: {node}")
+    return found
+
+
+def joint(node: Node, layout: Layout) -> Product | None:
     """The plan of a matmul, None if its operands have no joint form."""
     a, b = (operand(o, layout) for o in node.inputs)
     strides = layout(node)
@@ -109,9 +120,9 @@ def product(node: Node, layout: Layout) -> Product | None:
             if not unify(axes_of(mine), axes_of(theirs)):
                 return None
     maps = [{leaf: s for d in x.batch for leaf, s in spread(d)} for x in (a, b, c)]
-    loops: list[tuple[int, tuple[int, ...]]] = []
+    loops: list[tuple[int, tuple[int, int, int]]] = []
     for leaf in (x for d in c.batch for axis, _ in d for x in leaves(axis)):
-        steps = tuple(m[leaf] for m in maps)
+        steps = (maps[0][leaf], maps[1][leaf], maps[2][leaf])
         if loops and all(o == s * leaf.size for o, s in zip(loops[-1][1], steps, strict=True)):
             loops[-1] = (loops[-1][0] * leaf.size, steps)
         else:
@@ -129,6 +140,6 @@ def product(node: Node, layout: Layout) -> Product | None:
 def missing_copies(node: Node, layout: Layout) -> list[bool]:
     """Which operands of a matmul must be copied before it can be planned."""
     need = [operand(o, layout) is None for o in node.inputs]
-    if any(need) or product(node, layout) is not None:
+    if any(need) or joint(node, layout) is not None:
         return need
     return [chain(o)[0] is not o or layout(o) != contiguous(o.shape) for o in node.inputs]

@@ -5,14 +5,16 @@ sums of `variable * stride`. Printers of the targets turn this into text; only t
 loops and of the chunk's share differs between them.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from everyo.compile import ir
-from everyo.compile.ir import Node, require
+from everyo.compile.ir import BOOL, F32, F64, Node, require
 
+FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 KINDS = {ir.BOOL: "b8", ir.I32: "i32", ir.I64: "i64", ir.F32: "f32", ir.F64: "f64"}
 
 
@@ -58,7 +60,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """name = an index as a value: int64, or int32 to fill vectors when compared with `narrow` ones."""
+    """name = an index as a value: int64, or int32 beside what `narrow` gave."""
 
     name: str
     index: Index
@@ -149,7 +151,9 @@ class Digit:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.of} // {self.divisor}" + (f" % {self.size}" if self.size else "")
+        return f"{self.name} = {self.of} // {self.divisor}" + (
+            f" % {self.size}" if self.size else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +213,19 @@ class Loop:
 
 
 Statement = (
-    Let | Counter | Load | Store | Fold | Start | Finish | Address | Digit | Clamp | Extent | Share | Loop
+    Let
+    | Counter
+    | Load
+    | Store
+    | Fold
+    | Start
+    | Finish
+    | Address
+    | Digit
+    | Clamp
+    | Extent
+    | Share
+    | Loop
 )
 
 
@@ -247,8 +263,33 @@ class Kernel:
     work: float  # estimated nanoseconds
 
     def __str__(self) -> str:
-        head = [f"slot{i}: {s.what} {KINDS[s.dtype]} {s.elements or ''}" for i, s in enumerate(self.slots)]
+        head = [
+            f"slot{i}: {s.what} {KINDS[s.dtype]} {s.elements or ''}"
+            for i, s in enumerate(self.slots)
+        ]
         return "\n".join([*head, *_lines(self.body, 0)])
+
+
+def first(op: str, dtype: np.dtype) -> Literal:
+    """What a fold starts from."""
+    if op in ("sum", "prod"):
+        return Literal(dtype.type(op == "prod").item(), dtype)
+    if dtype == BOOL:
+        return Literal(op == "min", dtype)
+    if dtype.kind == "f":
+        return Literal(-math.inf if op == "max" else math.inf, dtype)
+    limits = np.iinfo(dtype)
+    return Literal(int(limits.min if op == "max" else limits.max), dtype)
+
+
+def wide(op: str, dtype: np.dtype) -> np.dtype:
+    """The dtype in which partial results of a fold meet."""
+    return F64 if op == "sum" and dtype == F32 else dtype
+
+
+def paired(op: str, dtype: np.dtype) -> bool:
+    """Whether partial results meet in two words: float64 has nothing wider."""
+    return op == "sum" and dtype == F64
 
 
 def _lines(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
@@ -259,7 +300,7 @@ def _lines(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
 
 
 def check(kernel: Kernel) -> None:
-    """Raise `IRError` unless names are known before use, assigned once, and slots fit their uses."""
+    """Raise `IRError` if a name is unknown or assigned twice, or a slot or dtype does not fit."""
     _Checker(kernel).body(kernel.body, {})
 
 

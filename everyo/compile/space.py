@@ -9,6 +9,7 @@ that shares one iteration space may be one kernel.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from everyo.compile.ir import LEAVES, REDUCTIONS, VIEWS, Node
 
@@ -107,7 +108,7 @@ def stored(pairs: Pairs, stride: int) -> Pairs:
 def single(pairs: Pairs) -> int | None:
     """The one stride of a dim, 0 if its size is 1, None if it has no single stride."""
     p = spread(pairs)
-    if any(a != b * x.size for (_, a), (x, b) in zip(p, p[1:], strict=False)):
+    if any(a != b * x.size for (_, a), (x, b) in pairwise(p)):
         return None
     return p[-1][1] if p else 0
 
@@ -136,7 +137,9 @@ def through(dims: Dims, offset: int, view: Node) -> tuple[Dims, int] | None:
     if view.op == "transpose":
         return [dims[a] for a in view.param("axes")], offset
     if view.op == "broadcast":
-        pushed = [d if s == t else [(Axis(t), 0)] for d, s, t in zip(dims, below, view.shape, strict=True)]
+        pushed = [
+            d if s == t else [(Axis(t), 0)] for d, s, t in zip(dims, below, view.shape, strict=True)
+        ]
         return pushed, offset
     out: Dims = []
     if view.op == "slice":
@@ -224,7 +227,7 @@ class Space:
 
 def analyse(nodes: Iterable[Node], layout: Layout) -> Space | None:
     """The common iteration space of the nodes; None if there is none."""
-    s, consumed = Space(), set()
+    s, consumed = Space(), set[Node]()
     order = sorted(nodes, key=lambda n: n.index)
     inside = set(order)
     for n in order:
@@ -291,11 +294,11 @@ def _operand(
     if got is None:
         return None
     base, dims, offset = got
-    row = 0
+    row: int | None = 0
     if key is not o:  # a table: its first dim is walked by the index, not by the space
         row, dims = single(dims[0]), dims[1:]
-        if row is None:
-            return None
+    if row is None:
+        return None
     if base.op != "const":
         s.loads[key] = Access(base, offset, dims, row)
     return dims
@@ -316,13 +319,17 @@ def _roles(s: Space, consumed: set[Node]) -> bool:
     if len(inner) > 1 or not all(rowable(n) for n in used):
         return False
     if not inner:
-        partial = [n for n in s.reduced if cut[n] != s.domain and leaf_set(s.reduced[n][0]) == s.domain]
+        partial = [
+            n for n in s.reduced if cut[n] != s.domain and leaf_set(s.reduced[n][0]) == s.domain
+        ]
         inner = {cut[n] for n in partial if rowable(n)}
     s.inner = next(iter(inner)) if len(inner) == 1 else frozenset()
     s.rows = {n for n in s.reduced if cut[n] == s.inner}
     # an accumulation must meet each of its elements exactly once
     return all(
-        leaf_set(s.reduced[n][0]) in (s.domain, s.domain - s.inner) for n in s.reduced if n not in s.rows
+        leaf_set(s.reduced[n][0]) in (s.domain, s.domain - s.inner)
+        for n in s.reduced
+        if n not in s.rows
     )
 
 

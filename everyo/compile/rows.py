@@ -1,0 +1,277 @@
+"""Schedule -> the rows of a program: pointer tables, addresses, and the arena.
+
+A row is (function, pointer table, chunks, parallel). Addresses of the call's arrays are patched
+into the tables at each call; all other values lie in one arena at addresses known from here on.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everyo.compile import fuse, memory, native, program
+from everyo.compile.blas import BLAS
+from everyo.compile.code import NATIVE, PLAIN
+from everyo.compile.emit import emit
+from everyo.compile.fuse import COST, Group
+from everyo.compile.ir import Graph, IRError, Node, require
+from everyo.compile.loops import lower
+from everyo.compile.products import product
+from everyo.compile.program import KINDS, Kernel
+from everyo.compile.space import Axis, axes_of, chain, contiguous, leaves, spread, strided, unify
+
+ROW = 4  # words per row: function, table, chunks, parallel
+COPY_CHUNK = 1 << 16  # elements of a copy, cumsum or random draw per chunk
+PARALLEL_NS = 5_000  # a row worth less than this is not worth a launch
+BYTE_NS, FLOP_NS = 0.1, 0.005  # estimates for opaque rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of a program, as `explain` shows it."""
+
+    name: str
+    text: str
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int  # read and written
+    flops: int
+    chunks: int
+    parallel: bool  # worth handing to several threads
+
+
+class Plan:
+    """Rows, tables and the arena of a program."""
+
+    def __init__(self, graph: Graph, jit: bool) -> None:
+        self.checked = os.environ.get("EVERYO_CHECK") == "1"
+        self.code = NATIVE if jit else PLAIN
+        self.blas = BLAS if jit else None
+        self.schedule = fuse.fuse(graph)
+        self.legal = self.schedule.legal
+        if self.checked:
+            fuse.check(self.schedule)
+        self.homes = memory.homes(self.schedule)
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.kernels: list[Row] = []
+        self.patches: list[tuple[int, int, int]] = []
+        self.tables: list[np.ndarray] = []
+        self.literals: list[np.ndarray] = []
+        self.flags: list[int] = []
+        self.guard = 0
+        self._places()
+        self._lower()
+        self._arena()
+        for step, g in enumerate(self.schedule.groups):
+            if g.kind == "loop":
+                self._loop(step, g)
+            elif g.kind == "matmul":
+                self._matmul(g.nodes[0])
+            elif g.kind == "assemble":
+                self._assemble(g.nodes[0])
+            else:
+                self._opaque(step, g.nodes[0])
+            if step == self.homes.guard:
+                self.guard = len(self.rows)
+        for target, value in self.homes.late:
+            self._late(target, value)
+        checks = self.schedule.graph.checks
+        self.flags = [self.base + self.offsets[chain(c.bad)[0]] for c in checks]
+
+    def _places(self) -> None:
+        """Which values live in arrays of the call: position among inputs and outputs."""
+        graph = self.schedule.graph
+        inputs = {n: i for i, n in enumerate(graph.inputs)}
+        self.outside = dict(inputs)
+        for i, o in enumerate(graph.outputs):
+            if o.size:
+                self.outside[chain(o)[0]] = len(inputs) + i
+        for value, target in self.homes.direct.items():
+            self.outside[value] = inputs[target]
+
+    def _lower(self) -> None:
+        direct = self.homes.direct
+
+        def layout(n: Node) -> list[int]:
+            return (
+                memory.strides_in(self.legal, n, direct[n]) if n in direct else self.legal.layout(n)
+            )
+
+        self.layout = layout
+        self.lowered: dict[int, Kernel] = {}
+        for step, g in enumerate(self.schedule.groups):
+            if g.kind == "loop":
+                self.lowered[step] = kernel = lower(g, layout, direct)
+                if self.checked:
+                    program.check(kernel)
+
+    def _arena(self) -> None:
+        end = len(self.schedule.groups)
+        kept = {chain(v)[0] for _, v in self.homes.late}
+        flags = {chain(c.bad)[0] for c in self.schedule.graph.checks}
+        requests = []
+        for step, g in enumerate(self.schedule.groups):
+            for n in g.stores:
+                if n not in self.outside:
+                    last = end if n in kept else max(step, self.homes.reads.get(n, step))
+                    last = max(last, self.homes.guard) if n in flags else last
+                    requests.append(memory.Request(n, n.nbytes, step, last))
+            slots = self.lowered[step].slots if step in self.lowered else ()
+            for i, s in enumerate(slots):
+                if s.per_chunk:
+                    size = self.lowered[step].chunks * s.elements * s.dtype.itemsize
+                    requests.append(memory.Request((step, i), size, step, step))
+            if g.kind == "argsort":
+                n = g.nodes[0]
+                requests.append(memory.Request((step, 0), 8 * n.shape[-1], step, step))
+        self.offsets, self.arena_bytes = memory.place(requests)
+        self.arena = np.empty(self.arena_bytes + memory.ALIGN, np.uint8)
+        start = self.arena.ctypes.data
+        self.base = start + -start % memory.ALIGN
+
+    def _address(self, table: np.ndarray, at: int, n: Node, shift: int = 0) -> None:
+        """Put the address of a value into a table, now or at each call."""
+        if n in self.outside:
+            word = table.ctypes.data + at * table.itemsize
+            self.patches.append((word, self.outside[n], shift))
+        else:
+            table[at] = self.base + self.offsets[n] + shift
+
+    def _row(
+        self,
+        name: str,
+        text: str,
+        table: np.ndarray,
+        chunks: int,
+        work: float,
+        nodes: Sequence[Node],
+        flops: int,
+    ) -> None:
+        parallel = chunks > 1 and work > PARALLEL_NS
+        function = self.code.address(text)
+        self.tables.append(table)
+        self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
+        shapes = tuple(dict.fromkeys(n.shape for n in nodes))
+        moved = sum(n.nbytes for n in dict.fromkeys(nodes))
+        self.kernels.append(Row(name, text, shapes, moved, flops, chunks, parallel))
+
+    def _loop(self, step: int, g: Group) -> None:
+        kernel = self.lowered[step]
+        table = np.zeros(max(1, len(kernel.slots)), np.int64)
+        arrays: list[Node] = []
+        for i, s in enumerate(kernel.slots):
+            if s.node is not None and s.what == "array":
+                self._address(table, i, s.node)
+                arrays.append(s.node)
+            elif s.what == "count":
+                table[i] = s.elements
+            else:
+                table[i] = self.base + self.offsets[step, i]
+        points = math.prod(a.size for a in g.loop.domain)
+        flops = points * sum(COST.get(n.op, 1) for n in g.nodes)
+        self._row(str(g), emit(kernel), table, kernel.chunks, kernel.work, arrays, flops)
+        for c in kernel.combines:
+            n = c.node
+            table = np.array(
+                [self.base + self.offsets[step, c.partial], 0, n.size, kernel.chunks], np.int64
+            )
+            self._address(table, 1, n)
+            count = n.size * kernel.chunks
+            text = native.combine_text(n, kernel.slots[c.partial].dtype)
+            self._row(f"combine {n.op}", text, table, 1, 0, [n], count)
+
+    def _matmul(self, n: Node) -> None:
+        p = product(n, self.layout)
+        item = n.dtype.itemsize
+        t = np.zeros(native.PRODUCT_SIZE, np.int64)
+        t[[native.M, native.N, native.K]] = p.m, p.n, p.k
+        for at, x in ((native.A, p.a), (native.B, p.b), (native.C, p.c)):
+            self._address(t, at, x.base, item * x.offset)
+            t[at + 1] = x.lead
+        for at, x in ((native.TURN_A, p.a), (native.TURN_B, p.b)):
+            t[at] = native.TURN if x.turned else native.NO_TURN
+        for i, (size, strides) in enumerate(p.loops):
+            t[native.OUTER + i] = size
+            batch = (native.BATCH_A, native.BATCH_B, native.BATCH_C)
+            for at, stride in zip(batch, strides, strict=True):
+                t[at + i] = item * stride
+        t[[native.ROW_A, native.COLUMN_B]] = item * p.a.steps[0], item * p.b.steps[1]
+        t[[native.ROW_C, native.COLUMN_C]] = item * p.c.lead, item
+        t[native.BY_COLUMNS] = p.n > p.m
+        text = native.OWN_PRODUCT
+        if self.blas is not None:
+            text, t[native.BLAS] = native.BLAS_PRODUCT, self.blas.addresses[n.dtype]
+        name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
+        work = p.flops * FLOP_NS
+        nodes = [p.a.base, p.b.base, n]
+        self._row(name, text.substitute(kind=KINDS[n.dtype]), t, p.chunks, work, nodes, p.flops)
+
+    def _opaque(self, step: int, n: Node) -> None:
+        operands = [chain(o)[0] for o in n.inputs]
+        last = n.shape[-1] if n.shape else 1
+        chunks = max(1, min(16, n.size // COPY_CHUNK))
+        counts: tuple[int, ...]
+        match n.op:
+            case "scatter_add":
+                width = math.prod(n.shape[1:])
+                counts, chunks = (n.shape[0], n.inputs[0].size, width), 1
+            case "argsort":
+                counts, chunks = (self.base + self.offsets[step, 0], n.size // last, last), 1
+            case "cumsum":
+                counts, chunks = (n.size // last, last), min(chunks, n.size // last)
+            case _:
+                counts = (n.size,)
+        table = np.array([0] * (len(operands) + 1) + list(counts), np.int64)
+        for i, o in enumerate([*operands, n]):
+            self._address(table, i, o)
+        work = n.nbytes * BYTE_NS
+        self._row(n.op, native.opaque_text(n), table, chunks, work, [*operands, n], n.size)
+
+    def _assemble(self, n: Node) -> None:
+        """The base, then each piece over it."""
+        strides = contiguous(n.shape)
+        boxes = [
+            ((0,) * n.ndim, (1,) * n.ndim),
+            *zip(n.param("starts"), n.param("steps"), strict=True),
+        ]
+        for o, (starts, steps) in zip(n.inputs, boxes, strict=True):
+            offset = sum(a * s for a, s in zip(starts, strides, strict=True))
+            self._copy(o, n, [k * s for k, s in zip(steps, strides, strict=True)], offset)
+
+    def _late(self, target: Node, value: Node) -> None:
+        self._copy(value, target, self.legal.layout(target), 0)
+
+    def _copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
+        """A row that stores operand o at these strides of the target."""
+        got = strided(o, self.layout)
+        if got is None:
+            raise IRError(f"no strided form: {o}")
+        base, dims, start = got
+        places = [[(Axis(k), s)] for k, s in zip(o.shape, strides, strict=True)]
+        for mine, theirs in zip(dims, places, strict=True):
+            require(unify(axes_of(mine), axes_of(theirs)), "copy", o, target)
+        source, goal = ({x: s for d in side for x, s in spread(d)} for side in (dims, places))
+        axes: list[tuple[int, int, int]] = []
+        for leaf in (x for d in places for a, _ in d for x in leaves(a)):
+            size, a, b = leaf.size, source[leaf], goal[leaf]
+            if axes and axes[-1][1] == a * size and axes[-1][2] == b * size:
+                axes[-1] = (axes[-1][0] * size, a, b)
+            else:
+                axes.append((size, a, b))
+        inner = axes.pop() if axes else (1, 0, 0)
+        rows = math.prod(size for size, _, _ in axes)
+        words = [0, 0, len(axes), rows, *inner, *(w for axis in reversed(axes) for w in axis)]
+        table = np.array(words, np.int64)
+        item = o.dtype.itemsize
+        if base.op == "const":
+            self.literals.append(np.array([base.param("value")], o.dtype))
+            table[0] = self.literals[-1].ctypes.data
+        else:
+            self._address(table, 0, base, item * start)
+        self._address(table, 1, target, item * offset)
+        chunks = max(1, min(16, o.size // COPY_CHUNK, rows))
+        moved = [n for n in (base, target) if n.op != "const"]
+        self._row(
+            f"copy {o!r}", native.copy_text(o.dtype), table, chunks, o.nbytes * BYTE_NS, moved, 0
+        )
