@@ -13,7 +13,7 @@ import numpy as np
 from everyo.compile import ir, passes
 from everyo.compile.guards import Guards
 from everyo.compile.symbol import Symbol
-from everyo.compile.trace import Effect, Leaf, Source, Trace, Traced
+from everyo.compile.trace import Effect, Leaf, Overlap, Source, Trace, Traced, geometry, owner_of
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate, topological_order
 from everyo.core.namespace import NUMPY, TENSORS
@@ -27,7 +27,20 @@ Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic lea
 def trace_call(name: str, call: Call, leaves: Sequence[Any]) -> Traced:
     """Trace the user's function once. Library state is as before when this returns or raises."""
     placeholders = [_outside(leaf) for leaf in leaves]
-    trace = Trace(name, placeholders)
+    merged: frozenset[int] = frozenset()
+    while True:
+        trace = Trace(name, placeholders, merged)
+        try:
+            return _traced(trace, call, placeholders)
+        except Overlap as overlap:
+            trace.undo_attributes()
+            if overlap.owners <= merged:
+                raise trace.error("two arrays share memory that neither owns, and one is written") from None
+            merged |= overlap.owners
+
+
+def _traced(trace: Trace, call: Call, placeholders: Sequence[Any]) -> Traced:
+    name = trace.name
     try:
         with trace.active():
             result = call(_inside(trace, placeholders))
@@ -184,6 +197,10 @@ class Entry:
         arrays = self._fetch(leaves)
         if arrays is None or (self.written and _aliases(arrays) != self.aliases):
             return None
+        for source, at, where in self.traced.views:
+            a = source.fetch(leaves)
+            if owner_of(a) is not owner_of(arrays[at]) or geometry(a, owner_of(a)) != where:
+                return None
         return arrays
 
     # ------------------------------------------------------------------ running

@@ -35,7 +35,7 @@ LOCK = RLock()  # one trace at a time
 class Source:
     """Where the array of one graph input comes from at call time."""
 
-    kind: str  # "arg", "arg_grad", "data", "grad", "item", "array", "cast"
+    kind: str  # "arg", "arg_grad", "data", "grad", "item", "array", "cast", "owner"
     owner: Any  # the position of the argument, the tensor, the container or the array
     key: Any = None
 
@@ -55,6 +55,8 @@ class Source:
                 return self.owner[self.key]
             case "cast":
                 return np.asarray(self.owner.fetch(leaves)).astype(self.key)
+            case "owner":
+                return owner_of(self.owner.fetch(leaves))
         return self.owner
 
     @property
@@ -62,13 +64,59 @@ class Source:
         """What identifies the source among those of another trace of the same function."""
         if self.kind == "array":
             return (self.kind,)
-        if self.kind == "cast":
+        if self.kind in ("cast", "owner"):
             return (self.kind, *self.owner.name, self.key)
         return (self.kind, self.owner if isinstance(self.owner, int) else id(self.owner), self.key)
 
 
 def _plain(value: Any) -> Any:
     return value._data if isinstance(value, Tensor) else value
+
+
+class Overlap(Exception):
+    """Two inputs share memory and one is written: the trace starts again with their owner as input."""
+
+    def __init__(self, owners: set[int]) -> None:
+        self.owners = owners
+
+
+def owner_of(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def geometry(array: np.ndarray, owner: np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where a view lies in its owner: offset in bytes, shape, strides."""
+    return (array.__array_interface__["data"][0] - owner.__array_interface__["data"][0], array.shape, array.strides)
+
+
+def view_path(array: np.ndarray, owner: np.ndarray) -> tuple[Step, ...] | None:
+    """The view steps that lead from a contiguous owner to one of its views, or None."""
+    offset, shape, strides = geometry(array, owner)
+    if not owner.flags.c_contiguous or owner.dtype != array.dtype or not owner.size:
+        return None
+    starts = list(np.unravel_index(offset // owner.itemsize, owner.shape)) if owner.ndim else []
+    steps, sizes, order = [1] * owner.ndim, [1] * owner.ndim, []
+    for n, stride in zip(shape, strides, strict=True):
+        if n == 1:
+            continue
+        fits = [
+            j for j in range(owner.ndim)
+            if j not in order and stride % owner.strides[j] == 0 and stride
+            and 0 <= starts[j] + stride // owner.strides[j] * (n - 1) < owner.shape[j]
+        ]  # fmt: skip
+        if not fits:
+            return None
+        j = fits[0]
+        steps[j], sizes[j] = stride // owner.strides[j], n
+        order.append(j)
+    rest = [j for j in range(owner.ndim) if j not in order]
+    return (
+        ("slice", (tuple(int(s) for s in starts), tuple(steps), tuple(sizes))),
+        ("transpose", (*order, *rest)), ("reshape", shape),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,6 +183,7 @@ class Traced:
     grad_none: tuple[tuple[Any, bool], ...]  # (tensor or position, whether its .grad was None)
     statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
     attributes: dict[tuple[int, str], str]  # plain attributes written: where
+    views: tuple[tuple[Source, int, Any], ...]  # (source, input, geometry) of arrays read through their owner
     parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
     results: tuple[int, ...] = field(default=())  # the leaves that require gradients
 
@@ -142,13 +191,15 @@ class Traced:
 class Trace:
     """The recorder of one run of one function."""
 
-    def __init__(self, name: str, leaves: Sequence[Any] = ()) -> None:
+    def __init__(self, name: str, leaves: Sequence[Any] = (), merged: frozenset[int] = frozenset()) -> None:
         self.name = name
+        self.merged = merged  # ids of owners whose views are read through them
+        self.views: list[tuple[Source, int, Any]] = []
         self.table = ir.Table()
         self.xp = Builder(self)
         self.sources: list[Source] = []
         self._storages: list[Storage] = []
-        self.symbols: dict[int, Symbol] = {}
+        self.symbols: dict[int, tuple[np.ndarray, Symbol]] = {}
         self.kept: list[Any] = []  # keeps ids valid
         self.rebound: dict[int, tuple[Tensor, Symbol]] = {}
         self.grads: dict[int, tuple[Tensor, Any]] = {}
@@ -189,19 +240,35 @@ class Trace:
         """The symbol of an array that was there before the trace; the same array, the same symbol."""
         found = self.symbols.get(id(array))
         if found is None:
-            self._refuse_overlap(array)
-            found = self.symbols[id(array)] = self._input(array, source)
-            self.kept.append(array)
-        return found
+            owner = owner_of(array)
+            if id(owner) in self.merged and owner is not array:
+                symbol = self._through_owner(array, owner, source)
+            else:
+                self._look_for_overlap(array, [s for _, s in self.symbols.values() if s.storage.written])
+                symbol = self._input(array, source)
+                if id(owner) in self.merged:
+                    self.views.append((source, len(self.sources) - 1, geometry(array, owner)))
+            found = self.symbols[id(array)] = (array, symbol)
+        return found[1]
 
-    def _refuse_overlap(self, array: np.ndarray) -> None:
+    def _through_owner(self, array: np.ndarray, owner: np.ndarray, source: Source) -> Symbol:
+        """A view as a view of its owner, which is the input."""
+        path = view_path(array, owner)
+        if path is None:
+            raise self.error("a view written in place, or read after that, that is no slice of the array that owns it")
+        if id(owner) not in self.symbols:
+            self.symbols[id(owner)] = (owner, self._input(owner, Source("owner", source)))
+        whole = self.symbols[id(owner)][1]
+        at = next(i for i, storage in enumerate(self._storages) if storage is whole.storage)
+        self.views.append((source, at, geometry(array, owner)))
+        return Symbol(self, whole.storage, path)
+
+    def _look_for_overlap(self, array: np.ndarray, others: Sequence[Symbol]) -> None:
         """Two different inputs on the same memory are fine until one of them is written."""
-        for other in self.symbols.values():
-            if other.storage.written and np.may_share_memory(array, self._actual(other)):
-                raise self.error("a tensor shares memory with another one that was written in place")
-
-    def _actual(self, symbol: Symbol) -> np.ndarray:
-        return next(a for a in self.kept if id(a) in self.symbols and self.symbols[id(a)] is symbol)
+        storages = {id(s.storage) for s in others}
+        for other, symbol in self.symbols.values():
+            if other is not array and id(symbol.storage) in storages and np.may_share_memory(array, other):
+                raise Overlap({id(owner_of(array)), id(owner_of(other))})
 
     def read(self, tensor: Tensor) -> Symbol:
         """The array of a tensor, recording it as an input if it is not traced."""
@@ -285,15 +352,12 @@ class Trace:
         storage.written = True
 
     def _refuse_written(self, target: Symbol) -> None:
-        mine = next((s for s in self.symbols.values() if s.storage is target.storage), None)
-        if mine is None:
-            return
-        actual = self._actual(mine)
-        if not actual.flags.writeable:
-            raise ValueError("assignment destination is read-only")
-        for other in self.symbols.values():
-            if other is not mine and np.may_share_memory(actual, self._actual(other)):
-                raise self.error("a tensor that is written in place shares memory with another one that is used here")
+        for array, symbol in list(self.symbols.values()):
+            if symbol.storage is target.storage:
+                if not array.flags.writeable:
+                    raise ValueError("assignment destination is read-only")
+                apart = [s for _, s in self.symbols.values() if s.storage is not target.storage]
+                self._look_for_overlap(array, apart)
 
     def _replaced(self, node: ir.Node, path: tuple[Step, ...], value: ir.Node) -> ir.Node:
         """`node` with the part that `path` views replaced by `value`."""
@@ -484,7 +548,7 @@ class Trace:
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
             {k: line for k, (_, value, _, line) in self.attributes.items() if not _holds_traced(value)},
-            results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
+            views=tuple(self.views), results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
         )  # fmt: skip
 
     def _owner(self, tensor: Tensor) -> Any:
