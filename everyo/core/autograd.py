@@ -25,6 +25,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Mode(threading.local):
     """What the current thread is doing."""
 
+    def __init__(self) -> None:
+        self.before: list[bool] = []  # the gradient modes to return to
+
     grad = True
     trace: Any = None  # the trace that records here, see everyo.compile
     watch: Any = None  # who looks at every result, see everyo.core.detect
@@ -252,15 +255,14 @@ class set_grad_enabled:
 
     def __init__(self, mode: bool) -> None:
         self.mode = bool(mode)
-        self.previous: list[bool] = []
 
     def __enter__(self) -> "set_grad_enabled":
-        self.previous.append(MODE.grad)
+        MODE.before.append(MODE.grad)
         MODE.grad = self.mode
         return self
 
     def __exit__(self, *exc: object) -> None:
-        MODE.grad = self.previous.pop()
+        MODE.grad = MODE.before.pop()
 
     def __call__(self, function: F) -> F:
         mode = self.mode

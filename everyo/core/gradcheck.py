@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from everyo.core.tensor import Tensor, as_tensor
+from everyo.core.autograd import enable_grad
+from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOGradientError
 
 DIRECTIONS = 3
@@ -19,74 +20,71 @@ def gradcheck(
     atol: float = 1e-5,
     rtol: float = 1e-3,
 ) -> bool:
-    """Compare the gradients of `fn(*inputs)` with central differences; True, or an error that names
-    the worst entry.
+    """Compare the gradients of `fn(*inputs)` with central differences; True, or an error.
 
-    All floating inputs are checked, each in random directions and then, if those disagree, element by
-    element. Central difference: (f(x + h d) - f(x - h d)) / 2h, error O(h^2). Raises
+    The result, weighted by random numbers, is differentiated by every floating input, along random
+    directions and, if those disagree, by each entry. Integer and bool inputs are passed on as they
+    are. The central difference (f(x + h d) - f(x - h d)) / 2h is right to O(h^2). Raises
     `EveryODTypeError` for float32 and float16 inputs, whose rounding hides the derivative, and
-    `EveryOGradientError` if an entry differs by more than atol + rtol * |difference|.
+    `EveryOGradientError`, naming the worst entry, where the two differ by more than
+    atol + rtol * |difference|.
     """
-    arrays = [np.array(as_tensor(x)._concrete("gradcheck()")) for x in inputs]
-    floats = [i for i, a in enumerate(arrays) if a.dtype.kind == "f"]
-    if any(arrays[i].dtype != np.float64 for i in floats) or not floats:
+    values = [x._concrete("gradcheck()") if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
+    floats = [i for i, a in enumerate(values) if a.dtype.kind == "f"]
+    if not floats or any(values[i].dtype != np.float64 for i in floats):
         raise EveryODTypeError(
-            f"gradcheck needs float64 inputs, got {[a.dtype.name for a in arrays]}"
+            f"gradcheck needs float64 inputs, got {[a.dtype.name for a in values]}"
         )
     generator = np.random.default_rng(0)
 
-    def run(
-        values: Sequence[np.ndarray], weights: np.ndarray | None = None
-    ) -> tuple[Any, list[Tensor]]:
-        tensors = [
-            Tensor(a, dtype=a.dtype, requires_grad=i in floats) for i, a in enumerate(values)
-        ]
-        out = fn(*tensors)
-        if weights is not None:
-            return float((out._data * weights).sum()), tensors
-        return out, tensors
+    def call(arrays: Sequence[np.ndarray]) -> tuple[Tensor, list[Any]]:
+        given = [Tensor(a, requires_grad=True) if i in floats else a for i, a in enumerate(arrays)]
+        with enable_grad():
+            return fn(*given), given
 
-    out, tensors = run(arrays)
+    out, given = call(values)
     weights = np.asarray(generator.standard_normal(out.shape))
     if out.requires_grad:
-        out.backward(weights.astype(out.dtype))
+        out.backward(weights)
 
-    def numeric(i: int, direction: np.ndarray) -> float:
-        plus, minus = list(arrays), list(arrays)
-        plus[i], minus[i] = arrays[i] + eps * direction, arrays[i] - eps * direction
-        return (run(plus, weights)[0] - run(minus, weights)[0]) / (2 * eps)
+    def difference(i: int, direction: np.ndarray) -> float:
+        total = 0.0
+        for sign in (1, -1):
+            moved = list(values)
+            moved[i] = values[i] + sign * eps * direction
+            total += sign * float((call(moved)[0].detach().numpy() * weights).sum())
+        return total / (2 * eps)
 
     for i in floats:
-        analytic = (
-            np.zeros(arrays[i].shape) if tensors[i].grad is None else np.asarray(tensors[i].grad)
-        )
+        gradient = np.zeros(values[i].shape) if given[i].grad is None else np.array(given[i].grad)
         for _ in range(DIRECTIONS):
-            d = generator.standard_normal(arrays[i].shape)
-            want, got = numeric(i, d), float((analytic * d).sum())
-            if not abs(got - want) <= atol + rtol * abs(want):
-                _name_the_worst(i, arrays[i], analytic, numeric, atol, rtol)
-                raise EveryOGradientError(f"gradcheck: input {i}: along a random direction the gradient gives {got:.6g}, "
-                                          f"finite differences {want:.6g}")  # fmt: skip
+            direction = np.asarray(generator.standard_normal(values[i].shape))
+            want, got = difference(i, direction), float((gradient * direction).sum())
+            if _excess(got, want, atol, rtol) > 1:
+                raise EveryOGradientError(
+                    f"gradcheck: input {i}: along a random direction the gradient gives {got:.6g}, "
+                    f"finite differences give {want:.6g}; {_worst(i, gradient, difference)}"
+                )
     return True
 
 
-def _name_the_worst(
-    i: int,
-    x: np.ndarray,
-    analytic: np.ndarray,
-    numeric: Callable[[int, np.ndarray], float],
-    atol: float,
-    rtol: float,
-) -> None:
-    worst, at, values = 0.0, None, (0.0, 0.0)
-    for k in np.ndindex(x.shape):
-        unit = np.zeros(x.shape)
-        unit[k] = 1.0
-        want = numeric(i, unit)
-        excess = abs(analytic[k] - want) / (atol + rtol * abs(want))
-        if not excess <= worst:
-            worst, at, values = excess, k, (float(analytic[k]), want)
-    if at is not None and not worst <= 1:
-        raise EveryOGradientError(
-            f"gradcheck: input {i}, entry {at}: the gradient is {values[0]:.6g}, finite differences give {values[1]:.6g}"
-        )
+def _excess(got: float, want: float, atol: float, rtol: float) -> float:
+    """How many times the tolerance the two numbers are apart; infinite with a NaN."""
+    excess = abs(got - want) / (atol + rtol * abs(want))
+    return excess if excess == excess else float("inf")
+
+
+def _worst(
+    i: int, gradient: np.ndarray, difference: Callable[[int, np.ndarray], float]
+) -> str:
+    """The entry of input `i` that is furthest off, in words."""
+    worst, words = -1.0, "it has no entries"
+    for entry in np.ndindex(gradient.shape):
+        unit = np.zeros(gradient.shape)
+        unit[entry] = 1.0
+        got, want = float(gradient[entry]), difference(i, unit)
+        excess = _excess(got, want, 1.0, 0.0)
+        if excess > worst:
+            worst = excess
+            words = f"worst at entry {entry}: {got:.6g} instead of {want:.6g}"
+    return words

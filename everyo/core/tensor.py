@@ -17,11 +17,13 @@ from everyo.core import autograd
 from everyo.core.autograd import MODE, TRACES, Clock, current_trace
 from everyo.core.device import CPU, Device, device
 from everyo.core.dtype import NAMES, DTypeLike, as_array, as_dtype
+from everyo.core.interop import array_function
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.state import Epoch
 from everyo.exceptions import (
     EveryODTypeError,
     EveryOGradientError,
+    EveryOIndexError,
     EveryOShapeError,
 )
 
@@ -196,9 +198,12 @@ class Tensor:
         if trace is None:
             try:
                 self._data[key] = value
-            except (ValueError, IndexError) as error:
-                raise EveryOShapeError(f"cannot store a value of shape {np.shape(value)} in a tensor of shape "
-                                       f"{self.shape}: {error}") from None  # fmt: skip
+            except (ValueError, TypeError, IndexError) as error:
+                kind = EveryOIndexError if isinstance(error, IndexError) else EveryOShapeError
+                raise kind(
+                    f"cannot store a value of shape {np.shape(value)} in a tensor of shape "
+                    f"{self.shape}: {error}"
+                ) from None
         else:
             trace.write(self, value, key)
         self._cell[0] = Clock.written = Clock.tick()
@@ -303,7 +308,8 @@ class Tensor:
             result = function(self, other)
         if result.shape != self.shape:
             raise EveryOShapeError(
-                f"in-place: a result of shape {result.shape} does not fit a tensor of shape {self.shape}"
+                f"in-place: a result of shape {result.shape} does not fit a tensor of shape "
+                f"{self.shape}"
             )
         if not np.can_cast(result._data.dtype, self._data.dtype, "same_kind"):
             raise EveryODTypeError(
@@ -363,10 +369,7 @@ class Tensor:
     __hash__ = object.__hash__
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        data = self._concrete("numpy.asarray()")
-        return (
-            np.array(data, dtype) if copy or copy is None else np.asarray(data, dtype, copy=False)
-        )
+        return np.array(self._concrete("numpy.asarray()"), dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         function = getattr(TENSORS, ufunc.__name__, None)
@@ -375,10 +378,7 @@ class Tensor:
         return function(*inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        function = getattr(TENSORS, func.__name__, None)
-        if function is None or not (func.__module__ or "").startswith("numpy"):
-            return NotImplemented
-        return function(*args, **kwargs)
+        return array_function(func, args, kwargs)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         if self._requires_grad:
@@ -446,12 +446,10 @@ def as_tensor(data: Any, *, device: Any = None, dtype: DTypeLike | None = None) 
     trace = current_trace()
     if trace is not None:
         return Tensor._wrap(trace.new(data, dtype, share=True))
-    if (
-        isinstance(data, np.ndarray)
-        and data.dtype.kind in "fb"
-        and (dtype is None or as_dtype(dtype) == data.dtype)
-    ):
-        return Tensor._wrap(data if data.dtype.itemsize <= 8 else as_array(data))
+    if type(data) is np.ndarray and data.dtype in NAMES:
+        kept = data.dtype.kind in "fb" if dtype is None else as_dtype(dtype) == data.dtype
+        if kept:
+            return Tensor._wrap(data)
     return Tensor._wrap(as_array(data, dtype))
 
 
@@ -462,7 +460,8 @@ def is_tensor(obj: Any) -> bool:
 
 def from_dlpack(source: Any) -> Tensor:
     """A tensor that shares the memory of any CPU array with `__dlpack__`."""
-    return as_tensor(np.from_dlpack(source))
+    array = np.from_dlpack(source)
+    return Tensor._wrap(array.view(as_dtype(array.dtype)))
 
 
 TENSORS.as_tensor = as_tensor

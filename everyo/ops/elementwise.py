@@ -1,13 +1,15 @@
 """Elementwise ops: one value per point, operands broadcast. Each block is the whole op."""
 
+import builtins
 import math
 from typing import Any
 
 import numpy as np
 
+from everyo.core.namespace import TENSORS, kind_of
 from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor
-from everyo.exceptions import EveryOShapeError
+from everyo.exceptions import EveryODTypeError, EveryOShapeError
 
 LN2, LN10 = math.log(2.0), math.log(10.0)
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
@@ -226,13 +228,16 @@ def ceil(xp, a):
     samples=(*_one(0.1, 0.4), Sample(((4,),), params={"decimals": 1}, low=0.11, high=0.14)),
     aliases=("rint",),
     methods=("round", "__round__"),
-    reference=lambda a, decimals=0: np.rint(a * 10.0**decimals) / 10.0**decimals,
 )
 def round(xp, a, *, decimals=0):
     """The nearest number with `decimals` decimals, halves to even. The gradient is 0."""
+    if kind_of(a) != "f":
+        return xp.copy(a)
     if not decimals:
         return xp.rint(a)
-    return xp.divide(xp.rint(xp.multiply(a, 10.0**decimals)), 10.0**decimals)
+    scale = 10.0 ** builtins.abs(decimals)
+    up, down = (xp.multiply, xp.divide) if decimals > 0 else (xp.divide, xp.multiply)
+    return down(xp.rint(up(a, scale)), scale)
 
 
 # ---------------------------------------------------------------------------------- exponentials
@@ -684,7 +689,8 @@ def clip(a: Any, low: Any = None, high: Any = None) -> Tensor:
 
     Raises `EveryOShapeError` if low > high.
     """
-    if type(low) in (int, float) and type(high) in (int, float) and low > high:
+    known = (int, float, np.generic, np.ndarray)
+    if isinstance(low, known) and isinstance(high, known) and np.any(np.greater(low, high)):
         raise EveryOShapeError(f"clip needs low <= high, got low={low} and high={high}")
     return clip_between(a, low, high)
 
@@ -786,13 +792,33 @@ def _reflect(function: Any) -> Any:
     return lambda a, b: function(b, a)
 
 
+def _on_bools(function: Any, sign: str) -> Any:
+    """The operator `sign`, which is `function` on bools; on numbers it would mean their bits."""
+
+    def operation(*operands: Any) -> Tensor:
+        dtypes = [getattr(t, "dtype", type(t).__name__) for t in operands]
+        if any(str(d) != "bool" for d in dtypes):
+            raise EveryODTypeError(f"{sign} combines bool tensors, got {', '.join(map(str, dtypes))}")
+        return function(*operands)
+
+    return operation
+
+
 for _name, _function in (
     ("add", add), ("sub", subtract), ("mul", multiply), ("truediv", divide), ("pow", power),
     ("floordiv", floor_divide), ("mod", remainder),
 ):  # fmt: skip
     setattr(Tensor, f"__r{_name}__", _reflect(_function))
-for _name, _function in (("and", logical_and), ("or", logical_or), ("xor", logical_xor)):
-    setattr(Tensor, f"__{_name}__", _function)
-    setattr(Tensor, f"__r{_name}__", _reflect(_function))
-setattr(Tensor, "__invert__", logical_not)  # noqa: B010
+for _name, _sign, _function in (
+    ("and", "&", logical_and), ("or", "|", logical_or), ("xor", "^", logical_xor),
+):  # fmt: skip
+    _operation = _on_bools(_function, _sign)
+    setattr(Tensor, f"__{_name}__", _operation)
+    setattr(Tensor, f"__r{_name}__", _reflect(_operation))
+    setattr(TENSORS, f"bitwise_{_name}", _operation)
+_operation = _on_bools(logical_not, "~")
+setattr(Tensor, "__invert__", _operation)  # noqa: B010
+setattr(Tensor, "__pos__", identity)  # noqa: B010
 setattr(Tensor, "clip", clip)  # noqa: B010
+TENSORS.invert = _operation
+TENSORS.clip = clip

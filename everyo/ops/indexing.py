@@ -131,69 +131,80 @@ def separate(key: Any) -> tuple[tuple, list[Any]]:
 def index(a: Any, key: Any) -> Tensor:
     """`a[key]`: basic keys give views, integer arrays and boolean masks copies.
 
-    Raises `EveryOIndexError` (an `IndexError` too) for positions outside an axis or too many entries.
+    Raises `EveryOIndexError` (an `IndexError` too) for positions outside an axis, masks of another
+    shape and too many entries.
     """
     a = as_tensor(a)
-    parts = list(key) if isinstance(key, tuple) else [key]
-    fixed: list[Any] = []
-    for k in parts:
-        if isinstance(k, slice):
-            fixed.append(
-                slice(
-                    *(None if b is None else operator.index(b) for b in (k.start, k.stop, k.step))
-                )
-            )
-        elif k is None or k is Ellipsis:
-            fixed.append(k)
-        elif isinstance(k, bool | np.bool_):
-            fixed.append(np.asarray(k))
-        elif isinstance(k, int | np.integer):
-            fixed.append(int(k))
-        else:
-            fixed += _index_arrays(k)
-    entries = sum(1 for k in fixed if k is not None and k is not Ellipsis)
-    if entries > len(a.shape) or sum(1 for k in fixed if k is Ellipsis) > 1:
-        raise EveryOIndexError(f"{entries} index entries for a tensor of shape {a.shape}")
-    _check_bounds(a, fixed)
-    rest, indices = separate(tuple(fixed))
+    rest, indices = separate(_normal_key(a, key))
     return take_at(a, *indices, key=rest) if indices else slice_(a, rest)
 
 
-def _index_arrays(k: Any) -> list[Any]:
-    """An index entry as integer arrays: a boolean mask becomes one array per axis of the mask."""
+def _normal_key(a: Tensor, key: Any) -> tuple[Any, ...]:
+    """The key as slices, None, Ellipsis, ints and integer arrays, all within bounds. A mask becomes
+    the positions where it is true, one array per axis."""
+    entries = [_entry(k) for k in (key if isinstance(key, tuple) else (key,))]
+    widths = [
+        0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1 for k in entries
+    ]
+    ndim, spent = len(a.shape), sum(widths)
+    if spent > ndim or sum(k is Ellipsis for k in entries) > 1:
+        raise EveryOIndexError(f"{spent} index entries for a tensor of shape {a.shape}")
+    out: list[Any] = []
+    axis = 0
+    for k, width in zip(entries, widths, strict=True):
+        if _is_mask(k):
+            if k.shape != a.shape[axis : axis + width]:
+                raise EveryOIndexError(
+                    f"a mask of shape {k.shape} does not fit a tensor of shape {a.shape}"
+                )
+            out += np.nonzero(k)
+        else:
+            if not (k is None or k is Ellipsis or isinstance(k, slice)):
+                _check_index(k, a.shape[axis], axis, a.shape)
+            out.append(k)
+        axis += ndim - spent if k is Ellipsis else width
+    return tuple(out)
+
+
+def _is_mask(k: Any) -> bool:
+    return isinstance(k, np.ndarray) and k.dtype.kind == "b"
+
+
+def _entry(k: Any) -> Any:
+    """One entry of a key: integers as ints, what is like an array as integer array or mask."""
+    if k is None or k is Ellipsis:
+        return k
+    if isinstance(k, slice):
+        return slice(*(None if b is None else operator.index(b) for b in (k.start, k.stop, k.step)))
+    if isinstance(k, bool | np.bool_):
+        raise EveryOIndexError("a single bool is not an index; None makes a new axis")
+    if isinstance(k, int | np.integer):
+        return int(k)
+    return _index_array(k)
+
+
+def _index_array(k: Any) -> Any:
+    """A list, array or tensor as an array (or tensor) of integers, or as a mask."""
     if isinstance(k, Tensor):
         kind = k._data.dtype.kind
         if kind == "b":
-            return list(np.nonzero(k._concrete("a boolean mask as index")))
+            return k._concrete("a boolean mask as index")
         if kind in "iu":
-            return [k]
+            return k
         whole = k._data if current_trace() is None else None
         if whole is not None and (whole == np.floor(whole)).all():
-            return [whole.astype(np.int64)]
+            return whole.astype(np.int64)
         raise EveryODTypeError(f"an index of dtype {k.dtype}; convert it with astype('int64')")
     if hasattr(k, "__array_ufunc__") and not isinstance(k, np.ndarray | np.generic):
-        return [k]
+        return k  # an array that records
     array = np.asarray(k)
     if array.dtype.kind == "b":
-        return list(np.nonzero(array))
+        return array
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise EveryODTypeError(f"an index of dtype {array.dtype}; use integers, booleans or slices")
-    return [array.astype(np.int64, copy=False)]
-
-
-def _check_bounds(a: Any, key: list[Any]) -> None:
-    spent = sum(1 for k in key if k is not None and k is not Ellipsis)
-    axis = 0
-    for k in key:
-        if k is Ellipsis:
-            axis += len(a.shape) - spent
-        elif k is not None:
-            n = a.shape[axis]
-            if not isinstance(k, slice):
-                _check_index(k, n, axis, a.shape)
-            axis += 1
+    return array.astype(np.int64, copy=False)
 
 
 def _check_index(k: Any, n: int, axis: int, shape: tuple[int, ...]) -> None:
@@ -226,53 +237,57 @@ def _check_index(k: Any, n: int, axis: int, shape: tuple[int, ...]) -> None:
 
 def assign(a: Tensor, key: Any, value: Any) -> None:
     """`a[key] = value` on a tensor that takes part in no graph."""
-    parts = key if isinstance(key, tuple) else (key,)
-    fixed: list[Any] = []
-    for k in parts:
-        if isinstance(k, Tensor):
-            k = k.data
-        elif isinstance(k, list):
-            k = np.asarray(k)
-        fixed.append(k)
     if current_trace() is None:
-        plain = [int(k) if isinstance(k, np.integer) else k for k in fixed]
-        if not any(isinstance(k, np.ndarray) for k in plain):
-            _check_bounds(a, [k for k in plain])
-    a._write(value.data if isinstance(value, Tensor) else value, tuple(fixed))
+        entries = [k._data if isinstance(k, Tensor) else k for k in _normal_key(a, key)]
+    else:
+        parts = key if isinstance(key, tuple) else (key,)
+        entries = [k.data if isinstance(k, Tensor) else k for k in parts]
+        entries = [np.asarray(k) if isinstance(k, list) else k for k in entries]
+    a._write(value.data if isinstance(value, Tensor) else value, tuple(entries))
 
 
 def take_along_axis(a: Any, indices: Any, axis: int = -1) -> Tensor:
-    """One element per position of `indices` along an axis, as numpy.take_along_axis."""
+    """One element per position of `indices` along an axis, as numpy.take_along_axis: the other
+    sizes are those of `a`, or 1."""
     a = as_tensor(a)
     at = axes_of(a, axis)[0]
     indices = _integers(indices)
-    shape = indices.shape
+    shape = tuple(indices.shape)
+    sizes = a.shape[:at] + shape[at : at + 1] + a.shape[at + 1 :]
     if len(shape) != len(a.shape) or any(
-        n != m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at
+        n not in (1, m) for n, m in zip(shape, sizes, strict=True)
     ):
         raise EveryOShapeError(
             f"take_along_axis: indices {shape} do not fit {a.shape} along axis {axis}"
         )
-    return a[_along(shape, indices, at)]
+    return a[_along(sizes, indices, at)]
 
 
 def _integers(indices: Any) -> Any:
-    found = _index_arrays(indices)
-    return found[0]
+    found = _index_array(indices)
+    if _is_mask(found):
+        raise EveryODTypeError("indices along an axis are integers, not bools")
+    return found
 
 
-def _along(shape: tuple[int, ...], indices: Any, at: int) -> tuple:
+def _along(sizes: tuple[int, ...], indices: Any, at: int) -> tuple[Any, ...]:
+    """The key that takes `indices` along axis `at` and every position of the other axes."""
     grid = [
-        np.arange(n).reshape([-1 if i == j else 1 for j in range(len(shape))])
-        for i, n in enumerate(shape)
+        np.arange(n).reshape([-1 if i == j else 1 for j in range(len(sizes))])
+        for i, n in enumerate(sizes)
     ]
     grid[at] = indices
     return tuple(grid)
 
 
 def gather(a: Any, axis: int, indices: Any) -> Tensor:
-    """`take_along_axis` with torch's order of arguments."""
-    return take_along_axis(a, indices, axis)
+    """One element per position of `indices` along an axis; the other sizes are at most those of
+    `a`, as torch.gather."""
+    a = as_tensor(a)
+    at = axes_of(a, axis)[0]
+    indices = _integers(indices)
+    _check_along("gather", a, at, tuple(indices.shape))
+    return a[_along(tuple(indices.shape), indices, at)]
 
 
 def scatter_add(a: Any, axis: int, indices: Any, values: Any) -> Tensor:
@@ -280,22 +295,23 @@ def scatter_add(a: Any, axis: int, indices: Any, values: Any) -> Tensor:
     a, values = as_tensor(a), as_tensor(values)
     at = axes_of(a, axis)[0]
     indices = _integers(indices)
-    shape = indices.shape
-    fits = len(shape) == len(a.shape) and tuple(values.shape) == tuple(shape) and all(
-        n <= m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at
-    )  # fmt: skip
-    if not fits:
-        raise EveryOShapeError(
-            f"scatter_add: indices {shape} and values {values.shape} do not fit {a.shape}"
-        )
-    key = list(_along(shape, indices, at))
-    _check_bounds(a, key)
-    return a + TENSORS.astype(put_add(a.shape, tuple(key), values), a._data.dtype)
+    shape = tuple(indices.shape)
+    _check_along("scatter_add", a, at, shape)
+    if values.shape != shape:
+        raise EveryOShapeError(f"scatter_add: values {values.shape} for indices {shape}")
+    key = _normal_key(a, _along(shape, indices, at))
+    return a + TENSORS.astype(put_add(a.shape, key, values), a._data.dtype)
 
 
-for _name, _function in (("index", index), ("getitem", getitem), ("put_add", put_add), ("assign", assign),
-                         ("take_along_axis", take_along_axis), ("gather", gather), ("scatter_add", scatter_add)):  # fmt: skip
-    setattr(TENSORS, _name, _function)
+def _check_along(name: str, a: Tensor, at: int, shape: tuple[int, ...]) -> None:
+    if len(shape) != len(a.shape) or any(
+        n > m for i, (n, m) in enumerate(zip(shape, a.shape, strict=True)) if i != at
+    ):
+        raise EveryOShapeError(f"{name}: indices {shape} do not fit {a.shape} along axis {at}")
+
+
+for _function in (index, getitem, put_add, assign, take_along_axis, gather, scatter_add):
+    setattr(TENSORS, _function.__name__, _function)
 for _function in (take_along_axis, gather, scatter_add):
     setattr(Tensor, _function.__name__, _function)
 

@@ -1,5 +1,7 @@
 """Ops that move values without computing: reshape, transpose, slices, joins, padding."""
 
+import builtins
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -115,8 +117,8 @@ def _broadcast_prepare(a: Any, *, shape: Any) -> dict[str, Any]:
     methods=("broadcast_to",),
 )
 def broadcast_to(xp, a, *, shape):
-    """The tensor repeated to a shape by the rules of broadcasting."""
-    return xp.broadcast_to(a, shape)
+    """The tensor repeated to a shape by the rules of broadcasting. A copy."""
+    return xp.copy(xp.broadcast_to(a, shape))
 
 
 def _flip_prepare(a: Any, *, axis: Any) -> dict[str, Any]:
@@ -140,18 +142,10 @@ def flip(xp, a, *, axis=None):
 
 def _merge_rule(i: int) -> Any:
     def rule(xp, g, y, *tensors, axis):
-        start = sum_of(t.shape[axis] for t in tensors[:i])
+        start = builtins.sum(t.shape[axis] for t in tensors[:i])
         return xp.getitem(g, (*(slice(None),) * axis, slice(start, start + tensors[i].shape[axis])))
 
     return rule
-
-
-def sum_of(values: Any) -> int:
-    """The sum of ints."""
-    total = 0
-    for v in values:
-        total += v
-    return total
 
 
 @_op(
@@ -211,7 +205,7 @@ def split(a: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         cuts = [n // sections * i for i in range(sections + 1)]
     else:
         cuts = [0, *(operator.index(i) for i in sections), n]
-    return [a[(*(slice(None),) * at, slice(i, j))] for i, j in zip(cuts, cuts[1:], strict=False)]
+    return [a[(*(slice(None),) * at, slice(i, j))] for i, j in itertools.pairwise(cuts)]
 
 
 # ---------------------------------------------------------------------------------- padding
@@ -219,13 +213,13 @@ def split(a: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
 def _pad_prepare(a: Any, *, widths: Any, value: Any) -> dict[str, Any]:
     try:
-        pairs = np.broadcast_to(np.asarray(widths, np.int64), (len(a.shape), 2))
+        pairs = np.broadcast_to(np.asarray(widths), (len(a.shape), 2))
     except (ValueError, TypeError):
         pairs = None
-    if pairs is None or (pairs < 0).any():
+    if pairs is None or (pairs.size and (pairs.dtype.kind not in "iu" or (pairs < 0).any())):
         raise EveryOShapeError(
-            f"pad: widths {widths!r} must be non-negative: a number, (before, after), or one pair per axis of "
-            f"shape {tuple(a.shape)}"
+            f"pad: widths {widths!r} must be non-negative ints: a number, (before, after), or one "
+            f"pair per axis of shape {tuple(a.shape)}"
         )
     return {"widths": tuple((int(b), int(e)) for b, e in pairs), "value": value}
 
@@ -294,8 +288,12 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Tensor:
     a = as_tensor(a)
     if axis is None:
         return reshape(roll(reshape(a, (-1,)), shift, 0), a.shape)
-    shifts = shift if isinstance(shift, tuple | list) else (shift,)
-    given = axis if isinstance(axis, tuple | list) else (axis,) * len(shifts)
+    shifts = tuple(shift) if isinstance(shift, tuple | list) else (shift,)
+    given = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    count = builtins.max(len(shifts), len(given))
+    shifts, given = (p * count if len(p) == 1 else p for p in (shifts, given))
+    if len(shifts) != len(given):
+        raise EveryOShapeError(f"roll: {len(shifts)} shifts for {len(given)} axes")
     for step, raw in zip(shifts, given, strict=True):
         i = axes_of(a, raw)[0]
         n = a.shape[i]

@@ -1,5 +1,6 @@
 """Reductions and scans. Axes are normalised to a tuple of non-negative ints before an op runs."""
 
+import builtins
 import math
 import operator
 from typing import Any
@@ -158,18 +159,16 @@ def min(xp, a, *, axis=None, keepdims=False):
 
 def _deviation(xp, a, axis):
     a = floating(xp, a)
+    if np.dtype(a.dtype) == np.float16:  # squares of it would overflow
+        a = xp.astype(a, np.float32)
     return xp.subtract(a, mean_over(xp, a, axis, keepdims=True))
 
 
 def _spread(xp, a, axis, ddof, keepdims):
     d = _deviation(xp, a, axis)
     total = xp.sum(xp.multiply(d, d), axis=axis, keepdims=keepdims)
-    return xp.divide(total, float(builtins_max(count_of(a, axis) - ddof, 0)))
-
-
-def builtins_max(a: int, b: int) -> int:
-    """`max` of two ints; the name `max` is the op here."""
-    return a if a > b else b
+    out = xp.divide(total, float(builtins.max(count_of(a, axis) - ddof, 0)))
+    return xp.astype(out, np.float16) if np.dtype(a.dtype) == np.float16 else out
 
 
 def _variance_vjp(xp, g, y, a, axis, keepdims, ddof):
@@ -402,6 +401,7 @@ def _arg(name: str) -> Any:
         "one), flat or along an axis, as an int64 array. Not differentiable."
     )
     setattr(Tensor, name, function)
+    setattr(TENSORS, name, function)
     return function
 
 
