@@ -1,8 +1,9 @@
 """EveryO: tensors with gradients on NumPy, neural networks, and `compile` for whole training steps."""
 
-from everyo import cuda, exceptions, nn, optim
+from everyo import cuda, data, datasets, exceptions, nn, optim
 from everyo._version import VERSION_INFO, __version__
 from everyo.compile import CompiledFunction, compile
+from everyo.config import Config, DeviceConfig, ModelConfig, TrainingConfig, load_config
 from everyo.core.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from everyo.core.detect import detect_nan
 from everyo.core.device import Device, device
@@ -11,7 +12,12 @@ from everyo.core.gradcheck import gradcheck
 from everyo.core.random import Generator, get_rng_state, manual_seed, set_rng_state
 from everyo.core.tensor import Tensor, as_tensor, from_dlpack, is_tensor, tensor
 from everyo.core.transforms import grad, hessian, jacobian, value_and_grad, vjp
+from everyo.data import (
+    ArrayDataset, DataLoader, Dataset, MinMaxScaler, StandardScaler, Subset, TransformDataset, load_csv_dataset,
+    one_hot_encode, random_split, standardize, stratified_split, train_test_split,
+)  # fmt: skip
 from everyo.exceptions import *  # noqa: F403
+from everyo.logging import configure_logging, get_logger
 from everyo.nn import (
     BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, Dropout, Flatten, Linear, LogSoftmax, Loss, MAELoss,
     Module, MSELoss, Parameter, ReLU, Sequential, Sigmoid, Softmax, Tanh,
