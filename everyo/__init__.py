@@ -19,11 +19,12 @@ from everyo.data import (
 from everyo.exceptions import *  # noqa: F403
 from everyo.logging import configure_logging, get_logger
 from everyo.nn import (
-    BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, Dropout, Flatten, Linear, LogSoftmax, Loss, MAELoss,
-    Module, MSELoss, Parameter, ReLU, Sequential, Sigmoid, Softmax, Tanh,
+    AvgPool2D, BCELoss, BCEWithLogitsLoss, Conv2D, CrossEntropyLoss, Dropout, Flatten, Linear, LogSoftmax,
+    Loss, MAELoss, MaxPool2D, Module, MSELoss, Parameter, ReLU, Sequential, Sigmoid, Softmax, Tanh,
 )  # fmt: skip
 from everyo.ops.composite import binary_cross_entropy_with_logits, cross_entropy
 from everyo.ops.contraction import dot, einsum, matmul, outer, tensordot
+from everyo.ops.convolution import conv1d, conv2d, conv_transpose2d
 from everyo.ops.creation import (
     arange, eye, full, linspace, normal, one_hot, ones, ones_like, rand, randn, uniform, zeros, zeros_like,
 )  # fmt: skip
@@ -39,6 +40,7 @@ from everyo.ops.movement import (
     broadcast_to, concatenate, flatten, flip, pad, repeat, reshape, roll, split, squeeze, stack, tile, transpose,
     tril, triu, unsqueeze,
 )  # fmt: skip
+from everyo.ops.pooling import avg_pool2d, max_pool2d
 from everyo.ops.reduce import (
     all, any, argmax, argmin, cumsum, log_softmax, logsumexp, max, mean, min, norm, prod, softmax, std, sum,
     variance,

@@ -13,6 +13,7 @@ from everyo.nn.activations import (
     Softplus,
     Tanh,
 )  # fmt: skip
+from everyo.nn.convolution import AvgPool2D, Conv1D, Conv2D, ConvTranspose2D, MaxPool2D
 from everyo.nn.initialization import get_initializer
 from everyo.nn.layers import Dropout, Flatten, Linear
 from everyo.nn.losses import (
@@ -32,9 +33,41 @@ from everyo.nn.module import MODULE_REGISTRY, Module, Parameter, get_module_clas
 from everyo.nn.sequential import Sequential
 
 __all__ = [
-    "ELU", "GELU", "MODULE_REGISTRY", "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "Dropout",
-    "Flatten", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "Loss", "MAELoss", "MSELoss",
-    "Module", "Parameter", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "get_initializer",
-    "get_module_class", "mae_loss", "mse_loss", "register_module",
-]  # fmt: skip
+    "ELU",
+    "GELU",
+    "MODULE_REGISTRY",
+    "AvgPool2D",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "Conv1D",
+    "Conv2D",
+    "ConvTranspose2D",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Flatten",
+    "LeakyReLU",
+    "Linear",
+    "LogSigmoid",
+    "LogSoftmax",
+    "Loss",
+    "MAELoss",
+    "MSELoss",
+    "MaxPool2D",
+    "Module",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "get_initializer",
+    "get_module_class",
+    "mae_loss",
+    "mse_loss",
+    "register_module",
+]
