@@ -100,12 +100,14 @@ def test_the_log_level_comes_before_the_command(quiet_log, capsys):
     assert "now it is heard" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("body", "code"), [("assert True", 0), ("assert False", 1)])
-def test_test_runs_pytest_and_returns_its_verdict(body, code, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("body", "arguments", "code"),
+    [("assert True", ["test", "test_sample.py"], 0), ("assert False", ["test"], 1)],
+)
+def test_test_runs_pytest_and_returns_its_verdict(body, arguments, code, tmp_path, monkeypatch):
     (tmp_path / "test_sample.py").write_text(f"def test_sample():\n    {body}\n")
     monkeypatch.chdir(tmp_path)
-    assert main(["test", "test_sample.py"]) == code
-    assert main(["test"]) == code
+    assert main(arguments) == code
 
 
 def test_python_dash_m_is_the_console_script():
