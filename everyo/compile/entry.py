@@ -154,6 +154,14 @@ class Entry:
         self.written = [i for i, n in enumerate(self.graph.inputs) if n in written]
         self.backward: dict[int, tuple[Traced, Any]] = {}
         self.aliases = _aliases(self._fetch(leaves))
+        reached = {id(g.value) for g in (*guards.fast, *guards.slow)} | {id(t) for t in self.tensors}
+        owners = (e.owner for e in traced.effects if isinstance(e.owner, Tensor))
+        self.captured = reached | {id(t) for t in owners} | {id(s.owner) for s in traced.sources if s.kind == "array"}
+        self.shared = self._shared(leaves)
+
+    def _shared(self, leaves: Sequence[Any]) -> list[int]:
+        """The arguments that the function also reaches by another way."""
+        return [i for i, leaf in enumerate(leaves) if id(leaf) in self.captured]
 
     # ------------------------------------------------------------------ may this version run?
 
@@ -197,6 +205,11 @@ class Entry:
         arrays = self._fetch(leaves)
         if arrays is None or (self.written and _aliases(arrays) != self.aliases):
             return None
+        if self._shared(leaves) != self.shared:
+            return None
+        for a, b in self.traced.identical:
+            if a.fetch(leaves) is not b.fetch(leaves):
+                return None
         for source, at, where in self.traced.views:
             a = source.fetch(leaves)
             if owner_of(a) is not owner_of(arrays[at]) or geometry(a, owner_of(a)) != where:

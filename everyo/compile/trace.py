@@ -184,6 +184,7 @@ class Traced:
     statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
     attributes: dict[tuple[int, str], str]  # plain attributes written: where
     views: tuple[tuple[Source, int, Any], ...]  # (source, input, geometry) of arrays read through their owner
+    identical: tuple[tuple[Source, Source], ...]  # sources that gave one and the same array
     parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
     results: tuple[int, ...] = field(default=())  # the leaves that require gradients
 
@@ -200,6 +201,8 @@ class Trace:
         self.sources: list[Source] = []
         self._storages: list[Storage] = []
         self.symbols: dict[int, tuple[np.ndarray, Symbol]] = {}
+        self.first: dict[int, Source] = {}
+        self.identical: dict[Any, tuple[Source, Source]] = {}
         self.kept: list[Any] = []  # keeps ids valid
         self.rebound: dict[int, tuple[Tensor, Symbol]] = {}
         self.grads: dict[int, tuple[Tensor, Any]] = {}
@@ -249,6 +252,9 @@ class Trace:
                 if id(owner) in self.merged:
                     self.views.append((source, len(self.sources) - 1, geometry(array, owner)))
             found = self.symbols[id(array)] = (array, symbol)
+            self.first[id(array)] = source
+        elif self.first[id(array)].name != source.name:
+            self.identical[(self.first[id(array)].name, source.name)] = (self.first[id(array)], source)
         return found[1]
 
     def _through_owner(self, array: np.ndarray, owner: np.ndarray, source: Source) -> Symbol:
@@ -257,7 +263,8 @@ class Trace:
         if path is None:
             raise self.error("a view written in place, or read after that, that is no slice of the array that owns it")
         if id(owner) not in self.symbols:
-            self.symbols[id(owner)] = (owner, self._input(owner, Source("owner", source)))
+            self.first[id(owner)] = Source("owner", source)
+            self.symbols[id(owner)] = (owner, self._input(owner, self.first[id(owner)]))
         whole = self.symbols[id(owner)][1]
         at = next(i for i, storage in enumerate(self._storages) if storage is whole.storage)
         self.views.append((source, at, geometry(array, owner)))
@@ -548,7 +555,7 @@ class Trace:
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
             {k: line for k, (_, value, _, line) in self.attributes.items() if not _holds_traced(value)},
-            views=tuple(self.views), results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
+            views=tuple(self.views), identical=tuple(self.identical.values()), results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
         )  # fmt: skip
 
     def _owner(self, tensor: Tensor) -> Any:
