@@ -355,6 +355,4 @@ def explain(op: Op, error: Exception, data: Sequence[Any], params: dict[str, Any
         return EveryOShapeError(
             f"{op.name}: cannot broadcast shapes {named}; sizes must be equal or 1, aligned from the right"
         )
-    if op.kind == "matmul":
-        return EveryOShapeError(f"{op.name}: {text}")
     return EveryOShapeError(f"{op.name}: {text} (shapes {', '.join(map(str, shapes))})")

@@ -1,11 +1,12 @@
 """Derivatives of functions: `grad`, `value_and_grad`, `vjp`, `jacobian`, `hessian`.
 
 Each takes a function of tensors and returns its derivative, without touching anybody's `.grad`. The
-results are themselves differentiable: with respect to the arguments when a transform is nested, and
-with respect to whatever else the function used.
+results are themselves differentiable: by the arguments when a transform is nested, and by whatever
+else the function used. Where nothing outside asks for a gradient they are plain values.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,38 +26,69 @@ from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOGradientError
 
 
-def _variable(value: Any) -> Tensor:
+class _Call:
+    """One call of a function on variables of its own: its result, and what leads back to them."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], at: Sequence[int], kwargs: dict[str, Any]
+    ) -> None:
+        recording = MODE.grad
+        given = list(args)
+        with enable_grad():
+            for i in at:
+                given[i] = _variable(args[i], recording)
+            self.out = fn(*given, **kwargs)
+        self.variables = [given[i] for i in at]
+        self.recording = recording
+
+    def outside(self, result: Tensor) -> bool:
+        """Whether the result depends on anything else that wants gradients recorded here."""
+        fresh = {id(v) for v in self.variables if v.is_leaf}
+        return self.recording and any(
+            t.is_leaf and id(t) not in fresh for t in topological_order(result)
+        )
+
+    def value(self, result: Tensor) -> Tensor:
+        """The result as the caller gets it: with a graph only if something outside is in it."""
+        return result if self.outside(result) else result.detach()
+
+    def gradients(self, result: Tensor, seed: Any = None) -> list[Tensor]:
+        """The gradients of the result by the variables, recorded if something outside wants it."""
+        variables = self.variables
+        if not result.requires_grad:
+            return [TENSORS.zeros(v.shape, v.dtype) for v in variables]
+        outside = MODE.grad and self.outside(result)
+        xp = TENSORS if outside else autograd.namespace()
+        with set_grad_enabled(outside), np.errstate(all="ignore"):
+            pairs = propagate(result, seed_for(result, seed, xp), xp, variables)
+            found = {id(t): g for t, g in pairs}
+            return [_as_result(found.get(id(v)), v) for v in variables]
+
+
+def _variable(value: Any, recording: bool) -> Tensor:
     """A tensor to differentiate by: a fresh leaf, or a node above `value` where it has a graph."""
     t = as_tensor(value)
     if t._data.dtype.kind != "f":
         raise EveryOGradientError(
             f"cannot differentiate by a {t.dtype} argument; it must be floating point"
         )
-    return TENSORS.identity(t) if t.requires_grad and MODE.grad else Tensor._leaf(t)
+    return TENSORS.identity(t) if t.requires_grad and recording else Tensor._leaf(t)
 
 
-def _gradients(result: Tensor, seed: Any, variables: Sequence[Tensor]) -> list[Tensor]:
-    """d(result)/d(variables) as tensors; with a graph only if something outside needs one."""
-    if not result.requires_grad:
-        return [TENSORS.zeros(v.shape, v.dtype) for v in variables]
-    fresh = {id(v) for v in variables if v.is_leaf}
-    outside = MODE.grad and any(t.is_leaf and id(t) not in fresh for t in topological_order(result))
-    xp = TENSORS if outside else autograd.namespace()
-    with set_grad_enabled(outside), np.errstate(all="ignore"):
-        found = {id(t): g for t, g in propagate(result, seed_for(result, seed, xp), xp, variables)}
-        out = [found.get(id(v)) for v in variables]
-    return [
-        TENSORS.zeros(v.shape, v.dtype) if g is None
-        else g if isinstance(g, Tensor) else Tensor._wrap(autograd.namespace().copy(g))
-        for v, g in zip(variables, out, strict=True)
-    ]  # fmt: skip
+def _as_result(gradient: Any, variable: Tensor) -> Tensor:
+    if gradient is None:
+        return TENSORS.zeros(variable.shape, variable.dtype)
+    if isinstance(gradient, Tensor):
+        return gradient
+    return Tensor._wrap(autograd.namespace().copy(gradient))
 
 
 def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    if any(not -count <= i < count for i in given):
+    given = tuple(argnums) if isinstance(argnums, list | tuple) else (argnums,)
+    at = tuple(operator.index(i) for i in given)
+    if any(not -count <= i < count for i in at):
         raise EveryOGradientError(f"argnums {argnums} for a call with {count} positional arguments")
-    return tuple(i % count for i in given)
+    return tuple(i % count for i in at)
 
 
 def value_and_grad(
@@ -70,33 +102,20 @@ def value_and_grad(
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        at = _positions(argnums, len(args))
-        replaced = list(args)
-        with enable_grad() if not MODE.grad else set_grad_enabled(True):
-            for i in at:
-                replaced[i] = _variable(args[i])
-            out = fn(*replaced, **kwargs)
-        result = out[0] if has_aux else out
+        call = _Call(fn, args, _positions(argnums, len(args)), kwargs)
+        result = call.out[0] if has_aux else call.out
         if not isinstance(result, Tensor) or result.size != 1:
-            shape = result.shape if isinstance(result, Tensor) else type(result).__name__
+            what = result.shape if isinstance(result, Tensor) else type(result).__name__
             raise EveryOGradientError(
-                f"grad needs a function whose result is one number (a scalar tensor), got {shape}"
+                f"grad needs a function whose result is one number (a scalar tensor), got {what}"
             )
-        gradients = _gradients(result, None, [replaced[i] for i in at])
-        fresh = all(replaced[i].is_leaf for i in at) and not any(g.requires_grad for g in gradients)
-        value = (
-            result.detach() if fresh and not _depends(result, [replaced[i] for i in at]) else result
-        )
-        value = (value, *out[1:]) if has_aux else value
-        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients)
+        gradients = call.gradients(result)
+        value: Any = call.value(result)
+        if has_aux:
+            value = (value, *call.out[1:])
+        return value, gradients[0] if np.ndim(argnums) == 0 else tuple(gradients)
 
     return wrapped
-
-
-def _depends(result: Tensor, fresh: Sequence[Tensor]) -> bool:
-    """Whether the result has a graph below anything but the fresh leaves."""
-    known = {id(v) for v in fresh}
-    return any(t.is_leaf and id(t) not in known for t in topological_order(result))
 
 
 def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
@@ -117,15 +136,13 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[.
 def vjp(
     fn: Callable[..., Any], *primals: Any
 ) -> tuple[Tensor, Callable[[Any], tuple[Tensor, ...]]]:
-    """(fn(*primals), pullback): the pullback maps a gradient of the result to those of the primals."""
-    with enable_grad():
-        variables = [_variable(p) for p in primals]
-        result = fn(*variables)
+    """(fn(*primals), pullback): the pullback maps a gradient of the result to the primals' ones."""
+    call = _Call(fn, primals, range(len(primals)), {})
 
     def pullback(gradient: Any) -> tuple[Tensor, ...]:
-        return tuple(_gradients(result, gradient, variables))
+        return tuple(call.gradients(call.out, gradient))
 
-    return result, pullback
+    return call.value(call.out), pullback
 
 
 def jacobian(fn: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -133,15 +150,11 @@ def jacobian(fn: Callable[..., Any]) -> Callable[..., Tensor]:
 
     @functools.wraps(fn)
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        with enable_grad():
-            variable = _variable(x)
-            result = fn(variable, *args, **kwargs)
-        rows = []
-        for i in range(result.size):
-            seed = np.zeros(result.size, result.dtype)
-            seed[i] = 1
-            rows.append(_gradients(result, seed.reshape(result.shape), [variable])[0])
+        call = _Call(fn, (x, *args), (0,), kwargs)
+        result, variable = call.out, call.variables[0]
         shape = (*result.shape, *variable.shape)
+        seeds = np.eye(result.size, dtype=result.dtype).reshape(result.size, *result.shape)
+        rows = [call.gradients(result, seed)[0] for seed in seeds]
         if not rows:
             return TENSORS.zeros(shape, variable.dtype)
         return TENSORS.reshape(TENSORS.stack(rows), shape)

@@ -146,6 +146,7 @@ def square(xp, a):
     saves="y",
     samples=_one(0.5, 2.0),
     methods=("reciprocal",),
+    reference=lambda a: 1 / a,
 )
 def reciprocal(xp, a):
     """1 / a."""
@@ -231,7 +232,7 @@ def ceil(xp, a):
 )
 def round(xp, a, *, decimals=0):
     """The nearest number with `decimals` decimals, halves to even. The gradient is 0."""
-    if kind_of(a) != "f":
+    if kind_of(a) == "i":
         return xp.copy(a)
     if not decimals:
         return xp.rint(a)
@@ -606,7 +607,7 @@ def _gelu_prepare(a, *, approximate):
     prepare=_gelu_prepare,
     reference=lambda a, approximate="none": a * 0.5 * (1 + (
         np.tanh(GELU_SCALE * (a + GELU_CUBIC * a**3)) if approximate == "tanh"
-        else np.vectorize(math.erf)(a / math.sqrt(2)))),
+        else np.vectorize(math.erf, otypes=[float])(a / math.sqrt(2)))),
 )  # fmt: skip
 def gelu(xp, a, *, approximate="none"):
     """a times the normal distribution function at a; `approximate="tanh"` for the usual approximation."""
@@ -675,7 +676,11 @@ def _clip_inside(xp, g, y, a, low, high):
         lambda xp, g, y, a, low, high: xp.where(xp.greater(a, high), g, 0.0),
     ),
     saves=("abc", "ab", "ac"),
-    samples=(Sample(((5, 4), (), ()), fixed={1: -1.0, 2: 1.0}),),
+    samples=(
+        Sample(((5, 4), (), ()), fixed={1: -1.0, 2: 1.0}),
+        Sample(((5, 4), (4,), ()), fixed={1: np.array([-1.5, -1.0, 0.0, 0.1]), 2: np.array(0.9)}),
+    ),
+    reference=lambda a, low, high: np.clip(a, low, high),
 )
 def clip_between(xp, a, low, high):
     """The op behind `clip`: bounds are operands, None is no bound."""
