@@ -19,10 +19,11 @@ import numpy as np
 from everyo.compile import native
 from everyo.compile.blas import ONE_THREAD
 from everyo.compile.code import NATIVE, PLAIN
-from everyo.compile.ir import Graph, require
+from everyo.compile.ir import Graph, Node, require
 from everyo.compile.rows import ROW, Plan
 
 Arrays = Sequence[np.ndarray]
+ALONE = 1 << 18  # OpenBLAS keeps to one thread below so many multiplications
 _POINTER_AT = 16  # where an array object holds the address of its data
 
 
@@ -36,22 +37,24 @@ class Program:
     def __init__(self, graph: Graph, *, jit: bool = True) -> None:
         self.graph = graph
         self.jit = jit
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         plan = Plan(graph, jit)
         self.schedule, self.kernels = plan.schedule, tuple(plan.kernels)
         self.arena_bytes = plan.arena_bytes
         self._legal = plan.schedule.graph
-        self._fresh = [(o.shape, o.dtype) for o in self._legal.outputs]
+        self.fresh = [(o.shape, o.dtype) for o in self._legal.outputs]
         self._plan = plan
-        products = jit and any(g.kind == "matmul" for g in plan.schedule.groups)
-        self._threads: Any = ONE_THREAD if products else nullcontext()
+        large = (g for g in plan.schedule.groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
+        self._threads: Any = ONE_THREAD if jit and any(large) else nullcontext()
         self._code = NATIVE if jit else PLAIN
         self._control = _Control(plan, self._legal)
         self._execute = self._executor()
+        self.data_at = int(self._control.words[native.DATA_AT])
+        self.binding = (self._control.pack, self._control.arrays)
 
     def __call__(self, arrays: Arrays) -> list[np.ndarray]:
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._fresh]
-        with self._lock:
+        outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
+        with self.lock:
             status = self._run(arrays, outputs)
         if status == native.OVERLAP:
             return self._on_copies(arrays)
@@ -59,6 +62,12 @@ class Program:
             check = self._legal.checks[status - native.FAILED]
             raise check.error(check.message)
         return outputs
+
+    def execute(self) -> int:
+        """Run with the array objects whose ids `binding` has packed; the status. `lock` is held."""
+        with self._threads:
+            self._execute(self._control.address, 0, 1)
+        return self._control.status[0]
 
     def source(self) -> str:
         """The text of every distinct kernel."""
@@ -70,9 +79,9 @@ class Program:
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
         """Median seconds of each row. The arrays that are written are replaced by copies."""
         arrays = self._with_copies(arrays)
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._fresh]
+        outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
         medians = []
-        with self._lock:
+        with self.lock:
             self._run(arrays, outputs)
             for i in range(len(self.kernels)):
                 times = []
@@ -90,9 +99,10 @@ class Program:
         control.bind([*arrays, *outputs], rows)
         if not self.jit:
             self._allow([*arrays, *outputs])
-        with self._threads:
-            self._execute(control.address, 0, 1)
-        return int(control.words[native.STATUS])
+        try:
+            return self.execute()
+        finally:
+            control.all()
 
     def _executor(self) -> Callable[[int, int, int], None]:
         address = self._code.address(native.EXECUTOR)
@@ -137,6 +147,11 @@ class Program:
             moves = zip(a.strides, strides, n.shape, strict=True)
             same = all(have == want * n.dtype.itemsize for have, want, k in moves if k > 1)
             require(same or not n.size, "strides", a.strides, "of", n, "are not", strides)
+
+
+def work(product: Node) -> int:
+    """The multiplications of one matrix product of a batch."""
+    return product.shape[-2] * product.shape[-1] * product.inputs[0].shape[-1]
 
 
 def like(a: np.ndarray) -> np.ndarray:
@@ -188,6 +203,8 @@ class _Control:
         w[native.DATA_AT] = _POINTER_AT if _ids_give_addresses() else -1
         w[native.FIRST : native.LAST + 1] = self.all_rows
         self.address = w.ctypes.data
+        self.status = memoryview(w)[native.STATUS : native.STATUS + 1]
+        self.partial = False
 
     def bind(self, arrays: Arrays, rows: tuple[int, int] | None) -> None:
         if not set(map(type, arrays)) <= {np.ndarray}:
@@ -198,8 +215,13 @@ class _Control:
             self.arrays[: len(arrays)] = [a.ctypes.data for a in arrays]
         if rows is not None:
             self.words[native.FIRST : native.LAST + 1] = rows[0], rows[1], rows[1]
-        elif self.words[native.LAST] != self.all_rows[2] or self.words[native.FIRST]:
+            self.partial = True
+
+    def all(self) -> None:
+        """Back to running every row."""
+        if self.partial:
             self.words[native.FIRST : native.LAST + 1] = self.all_rows
+            self.partial = False
 
 
 def _ids_give_addresses() -> bool:

@@ -190,27 +190,28 @@ RANDOM = Template(f"""{HEAD}
 
 # Products. P: address of the BLAS function, transposition flags, m, n, k, A, its leading dimension,
 # B, its, C, its, sizes of two batch loops, two strides each of A, B and C for these, strides of A
-# and C per row, of B and C per column (all in bytes), whether chunks are slices of the columns.
+# and C per row, of B and C per column (all in bytes), whether chunks are slices of the columns (or
+# rows), and the multiple at which slices are cut.
 (
     BLAS, TURN_A, TURN_B, M, N, K, A, LEAD_A, B, LEAD_B, C, LEAD_C, OUTER, INNER, BATCH_A, _,
-    BATCH_B, _, BATCH_C, _, ROW_A, ROW_C, COLUMN_B, COLUMN_C, BY_COLUMNS, PRODUCT_SIZE,
-) = range(26)  # fmt: skip
-NO_TURN, TURN, SLICE = 111, 112, 16
+    BATCH_B, _, BATCH_C, _, ROW_A, ROW_C, COLUMN_B, COLUMN_C, BY_COLUMNS, UNIT, PRODUCT_SIZE,
+) = range(27)  # fmt: skip
+NO_TURN, TURN = 111, 112
 
 _PRODUCT = f"""{HEAD}
     batches, first, last = P[{OUTER}] * P[{INNER}], i64(0), i64(1)
-    row, m, column, n = i64(0), P[{M}], i64(0), P[{N}]
+    row, m, column, n, unit = i64(0), P[{M}], i64(0), P[{N}], P[{UNIT}]
     if batches > 1:
         first, last = batches * chunk // chunks, batches * (chunk + 1) // chunks
     elif P[{BY_COLUMNS}]:
-        column = P[{N}] // {SLICE} * chunk // chunks * {SLICE}
+        column = P[{N}] // unit * chunk // chunks * unit
         if chunk + 1 < chunks:
-            n = P[{N}] // {SLICE} * (chunk + 1) // chunks * {SLICE}
+            n = P[{N}] // unit * (chunk + 1) // chunks * unit
         n = n - column
     else:
-        row = P[{M}] // {SLICE} * chunk // chunks * {SLICE}
+        row = P[{M}] // unit * chunk // chunks * unit
         if chunk + 1 < chunks:
-            m = P[{M}] // {SLICE} * (chunk + 1) // chunks * {SLICE}
+            m = P[{M}] // unit * (chunk + 1) // chunks * unit
         m = m - row
     for i in range(first, last):
         x, y = i // P[{INNER}], i % P[{INNER}]

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everyo.compile import fuse, memory, native, program
+from everyo.compile import fuse, memory, native, products, program
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.emit import emit
 from everyo.compile.fuse import COST, Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.loops import lower
-from everyo.compile.products import product
 from everyo.compile.program import KINDS, Kernel
 from everyo.compile.space import Axis, axes_of, chain, contiguous, leaves, spread, strided, unify
 
@@ -182,7 +181,7 @@ class Plan:
             self._row(f"combine {n.op}", text, table, 1, 0, [n], count)
 
     def _matmul(self, n: Node) -> None:
-        p = product(n, self.layout)
+        p = products.product(n, self.layout)
         item = n.dtype.itemsize
         t = np.zeros(native.PRODUCT_SIZE, np.int64)
         t[[native.M, native.N, native.K]] = p.m, p.n, p.k
@@ -198,7 +197,7 @@ class Plan:
                 t[at + i] = item * stride
         t[[native.ROW_A, native.COLUMN_B]] = item * p.a.steps[0], item * p.b.steps[1]
         t[[native.ROW_C, native.COLUMN_C]] = item * p.c.lead, item
-        t[native.BY_COLUMNS] = p.n > p.m
+        t[[native.BY_COLUMNS, native.UNIT]] = p.n > p.m, products.SLICE_UNIT
         text = native.OWN_PRODUCT
         if self.blas is not None:
             text, t[native.BLAS] = native.BLAS_PRODUCT, self.blas.addresses[n.dtype]
