@@ -23,14 +23,16 @@ from everyo.compile import guards as guarding
 from everyo.compile import ir
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
+from everyo.compile.launch import MISS, launcher
 from everyo.compile.trace import LOCK, check_dtype
 from everyo.compile.tree import flatten, unflatten
-from everyo.core.autograd import MODE, current_trace
+from everyo.core.autograd import MODE, TRACES
 from everyo.core.device import device as as_device
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOTraceError
 
 KEYS = 128  # versions kept per function, the least recently used go first
+LAUNCHERS = 4  # straight forms tried before the general path
 WARN_TRACES = 8  # more traces of one function than this are worth a warning
 
 _STATIC = (bool, int, str, bytes, complex, type(None))
@@ -63,8 +65,9 @@ class CompiledFunction:
         self._options = options
         self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
         self._lock = threading.RLock()
-        self._traces = self._calls = 0
+        self._traces = 0
         self._latest: Entry | None = None
+        self._launchers: list[Any] = []
         self._eager_keys: set[Any] = set()
         self._bound: dict[int, tuple[Any, CompiledFunction]] = {}
         self._name = getattr(function, "__name__", type(function).__name__)
@@ -73,8 +76,12 @@ class CompiledFunction:
         self._static_positions = _positions(function, options.static_argnames)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current_trace() is not None:
+        if TRACES and MODE.trace is not None:
             return self._function(*args, **kwargs)
+        for launch in self._launchers:
+            result = launch(args, kwargs)
+            if result is not MISS:
+                return result
         dynamic, key, rebuild = self._signature(args, kwargs)
         if self._eager_keys and key in self._eager_keys:
             return self._function(*args, **kwargs)
@@ -86,8 +93,18 @@ class CompiledFunction:
             self._eager_keys.add(key)
             warnings.warn(f"{self._name} runs eagerly, it cannot be compiled: {error}", stacklevel=2)
             return self._function(*args, **kwargs)
-        self._calls += 1
-        return entry.run(dynamic, arrays)
+        result = entry.run(dynamic, arrays)
+        if entry.verified or not self._options.check:
+            self._prefer(entry, key)
+        return result
+
+    def _prefer(self, entry: Entry, key: Any) -> None:
+        """From now on this version is tried first, by its straight form if it has one."""
+        launch = launcher(entry, key)
+        kept = [f for f in self._launchers if f.entry is not entry][: LAUNCHERS - 1]
+        if launch is not None:
+            launch.entry = entry  # type: ignore[attr-defined]
+            self._launchers = [launch, *kept]
 
     # ------------------------------------------------------------------ looking inside
 
@@ -120,13 +137,14 @@ class CompiledFunction:
         """Traces made, versions kept, calls served and distinct kernels of them."""
         entries = [e for versions in self._entries.values() for e in versions]
         texts = {row.text for e in entries for row in e.program.kernels}
-        return CacheInfo(self._traces, len(entries), self._calls, len(texts))
+        return CacheInfo(self._traces, len(entries), sum(e.runs for e in entries), len(texts))
 
     def clear(self) -> None:
         """Forget every version."""
         with self._lock:
             self._entries.clear()
             self._eager_keys.clear()
+            self._launchers = []
             self._latest = None
 
     def _looked_up(self, args: tuple, kwargs: dict) -> tuple[Entry, Any]:

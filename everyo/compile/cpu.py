@@ -50,7 +50,7 @@ class Program:
         self._control = _Control(plan, self._legal)
         self._execute = self._executor()
         self.data_at = int(self._control.words[native.DATA_AT])
-        self.binding = (self._control.pack, self._control.arrays)
+        self.objects = memoryview(self._control.objects)  # ids of inputs and outputs, see `execute`
 
     def __call__(self, arrays: Arrays) -> list[np.ndarray]:
         outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
@@ -64,10 +64,22 @@ class Program:
         return outputs
 
     def execute(self) -> int:
-        """Run with the array objects whose ids `binding` has packed; the status. `lock` is held."""
+        """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""
         with self._threads:
             self._execute(self._control.address, 0, 1)
         return self._control.status[0]
+
+    def executor(self) -> Callable[[], int]:
+        """`execute` as one function without the bookkeeping that this program does not need."""
+        run, address, status = self._execute, self._control.address, self._control.status
+        if self._threads is ONE_THREAD:
+            return self.execute
+
+        def execute() -> int:
+            run(address, 0, 1)
+            return status[0]
+
+        return execute
 
     def source(self) -> str:
         """The text of every distinct kernel."""
@@ -180,6 +192,7 @@ class _Control:
         self.patches = np.array(plan.patches, np.int64).reshape(-1, 3)
         self.flags = np.array(plan.flags, np.int64)
         self.arrays = np.zeros(max(1, len(inputs) + len(graph.outputs)), np.int64)
+        self.objects = np.zeros_like(self.arrays)  # where the array objects are
         words = struct.Struct(f"{len(inputs) + len(graph.outputs)}q")
         self.pack: Callable[..., None] = words.pack_into
         written = {t for t, _ in graph.writes}
@@ -195,7 +208,7 @@ class _Control:
         w = self.words
         w[native.PROGRAM] = self.rows.ctypes.data
         w[native.PATCHES], w[native.PATCH_COUNT] = self.patches.ctypes.data, len(self.patches)
-        w[native.ARRAYS] = self.arrays.ctypes.data
+        w[native.ARRAYS], w[native.OBJECTS] = self.arrays.ctypes.data, self.objects.ctypes.data
         w[native.ARRAY_COUNT] = len(inputs) + len(graph.outputs)
         w[native.FLAGS], w[native.FLAG_COUNT] = self.flags.ctypes.data, len(self.flags)
         w[native.SPANS], w[native.ORDER] = self.spans.ctypes.data, self.order.ctypes.data
@@ -210,7 +223,7 @@ class _Control:
         if not set(map(type, arrays)) <= {np.ndarray}:
             require(all(isinstance(a, np.ndarray) for a in arrays), "not all arrays:", arrays)
         if self.words[native.DATA_AT] >= 0:
-            self.pack(self.arrays, 0, *map(id, arrays))
+            self.pack(self.objects, 0, *map(id, arrays))
         else:
             self.arrays[: len(arrays)] = [a.ctypes.data for a in arrays]
         if rows is not None:

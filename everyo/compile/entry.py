@@ -19,7 +19,7 @@ from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate, topo
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
-from everyo.exceptions import EveryOTraceError
+from everyo.exceptions import EveryOGradientError, EveryOTraceError
 
 Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic leaves
 
@@ -146,6 +146,7 @@ class Entry:
         self.program = Program(self.graph)
         self.verified = False
         self.epoch = Epoch.now
+        self.grad = MODE.grad
         self.runs = 0
         self.inputs = tuple(zip(traced.sources, self.graph.inputs, strict=True))
         self.tensors = [t for s in traced.sources if s.kind == "data" for t in (s.owner,)]
@@ -222,7 +223,7 @@ class Entry:
         """Run the program, leave the effects, return the results."""
         traced = self.traced
         held = None
-        if traced.results and MODE.grad:
+        if traced.results and self.grad and not self.spent:
             held = [a.copy() if i in self.written else a for i, a in enumerate(arrays)]
         outputs = self.program(arrays)
         self.runs += 1
@@ -238,7 +239,10 @@ class Entry:
             self._leave(effect, leaves, arrays, outputs)
         results = [self._result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
         if held is not None:
-            self._hang(results, leaves, held)
+            self.hang(results, leaves, held)
+        elif self.spent:
+            for i in traced.results:
+                results[i].grad_node, results[i]._requires_grad = self.spent_node(), True
         return unflatten(traced.structure, results)
 
     def _leave(self, e: Effect, leaves: Sequence[Any], arrays: list, outputs: list) -> None:
@@ -278,7 +282,30 @@ class Entry:
 
     # ------------------------------------------------------------------ gradients from outside
 
-    def _hang(self, results: list[Any], leaves: Sequence[Any], held: list[np.ndarray]) -> None:
+    @property
+    def spent(self) -> bool:
+        """Whether the call itself overwrites what its results were computed from (a training step):
+        then, as in eager code, no gradient flows from the results any more."""
+        written = [self.traced.sources[i] for i in self.written]
+        parents = {p if isinstance(p, int) else id(p) for p in self.traced.parents}
+        return self.grad and any(
+            (s.owner if s.kind == "arg" else id(s.owner)) in parents for s in written if s.kind in ("arg", "data")
+        )
+
+    def spent_node(self) -> Node:
+        """The node of results whose graph is used up."""
+        name = self.name
+
+        def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
+            raise EveryOGradientError(
+                f"{name}: a value saved for its gradient was modified afterwards by an in-place operation, inside the "
+                "compiled function itself; call backward() in there, before the update"
+            )
+
+        return Node(name, [t for t in self.traced.parents if not isinstance(t, int)], backward_fn, {})
+
+    def hang(self, results: list[Any], leaves: Sequence[Any], held: list[np.ndarray]) -> None:
+        """Give the results that require gradients their nodes; `held` are the inputs as they were."""
         parents = [leaves[p] if isinstance(p, int) else p for p in self.traced.parents]
         saved = [*parents, *self.tensors, *(x for x in leaves if isinstance(x, Tensor))]
         for i in self.traced.results:

@@ -14,7 +14,7 @@ from everyo.compile.program import FOLDS, KINDS, wide
 
 # executor: where its table has what
 PROGRAM, FIRST, GUARD, LAST, PATCHES, PATCH_COUNT, ARRAYS, ARRAY_COUNT = range(8)
-FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, CONTROL_SIZE = range(8, 16)
+FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, OBJECTS, CONTROL_SIZE = range(8, 17)
 FINE, OVERLAP, FAILED = 0, -1, 1  # STATUS: FAILED + i when check i fails
 
 # P: the control table. Reads the arrays' addresses, looks for overlap, patches the tables, runs.
@@ -23,7 +23,7 @@ EXECUTOR = f"""{HEAD}
     arrays = P[{ARRAYS}]
     if P[{DATA_AT}] >= 0:
         for i in range(P[{ARRAY_COUNT}]):
-            poke(arrays + i * 8, peek(peek(arrays + i * 8) + P[{DATA_AT}]))
+            poke(arrays + i * 8, peek(peek(P[{OBJECTS}] + i * 8) + P[{DATA_AT}]))
     spans, order, n = P[{SPANS}], P[{ORDER}], P[{SPAN_COUNT}]
     for i in range(1, n):
         mine = peek(order + i * 8)

@@ -129,7 +129,10 @@ class Place:
 
     def resolve(self, arrays: Sequence[Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """The array itself."""
-        array = np.asarray(arrays[self.index] if self.kind == "input" else outputs[self.index])
+        return self.viewed(np.asarray(arrays[self.index] if self.kind == "input" else outputs[self.index]))
+
+    def viewed(self, array: np.ndarray) -> np.ndarray:
+        """The view of its input or output."""
         for name, value in self.path:
             match name:
                 case "reshape":

@@ -28,7 +28,6 @@ def store(container: MutableMapping[str, Any], key: str, value: Any) -> None:
     trace = MODE.trace if TRACES else None
     if trace is None:
         container[key] = value
-        Epoch.now += 1
     else:
         trace.store(container, key, value)
 
@@ -48,10 +47,10 @@ class Scalar:
 
 
 class Tracked:
-    """An object whose attributes a compiled function depends on: assigning one bumps the epoch, and
-    an active trace is told instead, unless it is only a debugging aid."""
+    """An object whose attributes a compiled function depends on: assigning one moves the epoch, or
+    an active trace is told. Debugging aids do neither, and are not written while tracing."""
 
-    _debug_attributes: tuple[str, ...] = ()  # never written while tracing
+    _debug_attributes: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(getattr(type(self), name, None), "__set__"):
@@ -61,8 +60,11 @@ class Tracked:
 
     def _set_plain(self, name: str, value: Any) -> None:
         trace = MODE.trace if TRACES else None
-        if trace is None:
+        if name in self._debug_attributes:
+            if trace is None:
+                self.__dict__[name] = value
+        elif trace is None:
             self.__dict__[name] = value
             Epoch.now += 1
-        elif name not in self._debug_attributes:
+        else:
             trace.set_attribute(self, name, value)

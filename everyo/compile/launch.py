@@ -1,0 +1,329 @@
+"""The steady state of a compiled function: a generated Python function that checks and runs.
+
+After the second call of a version its checks (types, shapes and layouts of arguments, guards, the
+epoch), the fetching of inputs and the storing of results are written out as straight Python for this
+version alone. Whatever does not fit returns `MISS`, and the general path in `everyo.compile.api`
+decides. `print(launcher.text)` shows the function.
+"""
+
+from collections.abc import Callable
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import native
+from everyo.core.autograd import MODE, TRACES, Clock
+from everyo.core.state import Epoch
+from everyo.core.tensor import Tensor
+
+MISS = object()
+SPARE = 3  # buffers kept per output
+TENSORS = 4  # with more tensor arguments than this, comparing them pairwise costs too much
+
+Launch = Callable[[tuple, dict], Any]
+
+
+class Pool:
+    """Buffers for one output. One is reused only when nobody else refers to it: its reference count
+    also sees every view, memoryview and DLPack export."""
+
+    __slots__ = ("buffers", "dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.buffers = [np.empty(shape, dtype) for _ in range(2)]
+
+    def take(self) -> np.ndarray:
+        """A buffer that only the pool and the caller hold: any that is free, or a new one."""
+        for i in range(len(self.buffers)):
+            if getrefcount(self.buffers[i]) == FREE:
+                return self.buffers[i]
+        b = np.empty(self.shape, self.dtype)
+        self.buffers[:] = [*self.buffers[1 - SPARE :], b]
+        return b
+
+
+def _calibrate() -> int:
+    """The reference count of a buffer that only its pool holds, asked through the list."""
+    buffers = [np.empty(1)]
+    return getrefcount(buffers[0])
+
+
+FREE = _calibrate()
+
+
+class _NoForm(Exception):
+    """This version has no straight form."""
+
+
+class _Writer:
+    """The lines and the constants of the generated function."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+        self.lines: list[str] = []
+        self.scope: dict[str, Any] = {
+            "MISS": MISS, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch, "Clock": Clock, "Tensor": Tensor,
+            "ndarray": np.ndarray, "count": getrefcount, "wrap": Tensor._wrap, "entry": entry, "lock": entry.program.lock,
+        }  # fmt: skip
+        self.leaves: list[str] = []  # expressions of the dynamic arguments
+        self.arrays: list[str] = []  # of their arrays
+        self.indent = 1
+
+    def constant(self, value: Any) -> str:
+        name = f"k{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def __call__(self, *lines: str) -> None:
+        self.lines += ["    " * self.indent + line for line in lines]
+
+    def unless(self, condition: str) -> None:
+        self(f"if not ({condition}): return MISS")
+
+    def same_array(self, name: str, shape: tuple, dtype: np.dtype, strides: Any) -> None:
+        layout = f"{name}.flags.c_contiguous" if strides is None else f"{name}.strides == {strides}"
+        self.unless(f"{name}.shape == {shape} and {name}.dtype is {self.constant(dtype)} and {layout}")
+
+
+def launcher(entry: Any, key: Any) -> Launch | None:
+    """The function for a verified version of calls with this key, or None if it has no such form."""
+    w = _Writer(entry)
+    traced = entry.traced
+    if traced.views or traced.identical or entry.program.data_at < 0:
+        return None
+    if any(e.what == "data" for e in traced.effects) or any(s.kind in ("cast", "owner") for s in traced.sources):
+        return None
+    structure, specs, grad, *modes = key
+    try:
+        w.unless(f"MODE.grad is {grad} and Epoch.now == {Epoch.now}")
+        for mode in modes:
+            if mode:
+                return None
+        _arguments(w, structure, specs)
+        _guards(w)
+        w("with lock:")
+        w.indent = 2
+        _run(w, _inputs(w))
+        w.indent = 1
+        _results(w)
+    except _NoForm:
+        return None
+    text = "\n".join(["def launch(args, kwargs):", *w.lines])
+    exec(compile(text, f"<launch {entry.name}>", "exec"), w.scope)
+    launch = w.scope["launch"]
+    launch.text = text
+    return launch
+
+
+def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
+    """Check the arguments."""
+    remaining = iter(specs)
+    tensors: list[tuple[str, tuple]] = []
+
+    def visit(s: Any, name: str) -> None:
+        if s is None:
+            leaf(next(remaining), name)
+            return
+        kind, keys, parts = s
+        if kind not in (tuple, list, dict):
+            raise _NoForm
+        w.unless(f"type({name}) is {kind.__name__} and len({name}) == {len(parts)}")
+        for i, part in enumerate(parts):
+            inner = f"{name}_{i}"
+            if kind is dict:
+                w(f"{inner} = {name}.get({w.constant(keys[i])}, MISS)")
+                w.unless(f"{inner} is not MISS")
+            else:
+                w(f"{inner} = {name}[{i}]")
+            visit(part, inner)
+
+    def leaf(spec: tuple, name: str) -> None:
+        match spec[0]:
+            case "t":
+                shape, dtype, layout, requires, is_leaf = spec[1:6]
+                w.unless(f"type({name}) is Tensor")
+                w(f"{name}_d = {name}._data")
+                w.same_array(f"{name}_d", shape, dtype, layout)
+                w.unless(f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is {is_leaf}")
+                tensors.append((name, spec[-1]))
+                w.leaves.append(name)
+                w.arrays.append(f"{name}_d")
+            case "a":
+                w.unless(f"type({name}) is ndarray")
+                w.same_array(name, *spec[1:4])
+                w.leaves.append(name)
+                w.arrays.append(name)
+            case "f":
+                w.unless(f"type({name}) is float")
+                w.leaves.append(name)
+                w.arrays.append("")
+            case "o":
+                w.unless(f"id({name}) == {spec[1]}")
+            case _:
+                w.unless(f"type({name}) is {w.constant(spec[0])} and repr({name}) == {spec[1]!r}")
+
+    _, _, (args, kwargs) = structure
+    visit(args, "args")
+    visit(kwargs, "kwargs")
+    if len(tensors) > TENSORS:
+        raise _NoForm
+    for i, (a, group) in enumerate(tensors):
+        for b, other in tensors[i + 1 :]:
+            w.unless(f"{a} is {'' if group == other else 'not '}{b}")
+
+
+def _guards(w: _Writer) -> None:
+    """What Python holds, by identity: an equal but other object takes the general path."""
+    entry = w.entry
+    for g in entry.guards.fast:
+        container, value = w.constant(g.container), w.constant(g.value)
+        if g.kind == "cell":
+            w.unless(f"{container}.cell_contents is {value}")
+        elif isinstance(g.container, dict):
+            w.unless(f"{container}.get({w.constant(g.key)}, MISS) is {value}")
+        else:
+            w.unless(f"len({container}) > {g.key} and {container}[{g.key}] is {value}")
+    for container, key, value in entry.traced.statics:
+        w.unless(f"{w.constant(container)}.get({w.constant(key)}, MISS) is {w.constant(value)}")
+    for owner, none in entry.traced.grad_none:
+        name = w.leaves[owner] if isinstance(owner, int) else w.constant(owner)
+        w.unless(f"({name}._grad is None) is {none}")
+    captured = w.constant(frozenset(entry.captured))
+    for i, (name, array) in enumerate(zip(w.leaves, w.arrays, strict=True)):
+        if array:
+            w.unless(f"(id({name}) in {captured}) is {i in entry.shared}")
+
+
+def _inputs(w: _Writer) -> list[str]:
+    """Fetch the inputs; expressions of the addresses of their array objects."""
+    out = []
+    for i, (source, node) in enumerate(w.entry.inputs):
+        name = f"i{i}"
+        strides = node.param("strides")
+        layout = None if strides is None else tuple(s * node.dtype.itemsize for s in strides)
+        if source.kind in ("data", "array"):  # rebinding moves the epoch, so the object is fixed here
+            array = source.owner._data if source.kind == "data" else source.owner
+            w.constant(array)
+            out.append(str(id(array)))
+            continue
+        if source.kind == "arg" and w.arrays[source.owner]:
+            out.append(f"id({w.arrays[source.owner]})")
+            continue
+        owner = w.leaves[source.owner] if isinstance(source.owner, int) else w.constant(source.owner)
+        match source.kind:
+            case "arg":
+                w(f"{name} = {owner}")
+            case "item":
+                w(f"{name} = {owner}[{w.constant(source.key)}]")
+            case _:
+                w(f"{name} = {owner}._grad")
+        if node.shape == () and node.dtype == np.float64 and source.kind in ("arg", "item"):
+            box, last = np.zeros((), node.dtype), [None]
+            b, k = w.constant(box), w.constant(last)
+            w(f"if {name} is not {k}[0]:", f"    if type({name}) is not float: return MISS",
+              f"    {b}[()] = {k}[0] = {name}")  # fmt: skip
+            out.append(str(id(box)))
+            continue
+        w.unless(f"type({name}) is ndarray")
+        w.same_array(name, node.shape, node.dtype, layout)
+        out.append(f"id({name})")
+    return out
+
+
+def _run(w: _Writer, inputs: list[str]) -> None:
+    entry, program = w.entry, w.entry.program
+    outputs = range(len(program.fresh))
+    for i, (shape, dtype) in enumerate(program.fresh):
+        pool = Pool(shape, dtype)
+        buffers = w.constant(pool.buffers)
+        w(f"o{i} = {buffers}[0] if count({buffers}[0]) == {FREE} else {buffers}[1] if count({buffers}[1]) == {FREE} "
+          f"else {w.constant(pool.take)}()")  # fmt: skip
+    if _hangs(entry):
+        fetched = (f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))" for s, _ in entry.inputs)
+        w.scope["asarray"] = np.asarray
+        w(f"held = [{', '.join(h + '.copy()' * (i in entry.written) for i, h in enumerate(fetched))}]")
+    objects = w.constant(program.objects)
+    for i, address in enumerate([*inputs, *(f"id(o{i})" for i in outputs)]):
+        w(f"{objects}[{i}] = {address}")
+    w(f"if {w.constant(program.executor())}() != {native.FINE}: return MISS")
+    written = []
+    for i in entry.written:
+        source = entry.traced.sources[i]
+        if source.kind == "data":
+            written.append(w.constant(source.owner))
+        elif source.kind == "arg" and w.arrays[source.owner] != w.leaves[source.owner]:
+            written.append(w.leaves[source.owner])
+    if written:
+        cells = " = ".join(f"{t}._cell[0]" for t in written)
+        w(f"{cells} = Clock.written = Clock.tick()")
+
+
+def _hangs(entry: Any) -> bool:
+    """Whether results get nodes through which gradients can flow."""
+    return bool(entry.traced.results and entry.grad and not entry.spent)
+
+
+def _results(w: _Writer) -> None:
+    entry, traced = w.entry, w.entry.traced
+    inputs = [
+        (w.arrays[s.owner] or w.leaves[s.owner]) if s.kind == "arg" else f"{w.constant(s)}.fetch(())" for s in traced.sources
+    ]  # fmt: skip
+
+    def place(p: Any) -> str:
+        if p.kind == "output" and not p.path:
+            return f"o{p.index}"
+        root = f"o{p.index}" if p.kind == "output" else inputs[p.index]
+        if p.kind == "input" and traced.sources[p.index].kind == "arg_grad":
+            raise _NoForm
+        return f"{w.constant(p.viewed)}({root})"
+
+    for e in traced.effects:
+        owner = w.leaves[e.owner] if isinstance(e.owner, int) else w.constant(e.owner)
+        value = w.constant(e.value) if e.wrap == "object" else place(e.value)
+        value = f"wrap({value})" if e.wrap == "tensor" else f"{value}.item()" if e.wrap == "number" else value
+        match e.what:
+            case "grad":
+                w(f"{owner}._grad = {value}")
+            case "item":
+                w(f"{owner}[{w.constant(e.key)}] = {value}")
+            case _:
+                w(f"{w.constant(object.__setattr__)}({owner}, {e.key!r}, {value})")
+    names = []
+    for i, leaf in enumerate(traced.leaves):
+        match leaf.what:
+            case "object":
+                value = w.constant(leaf.value)
+            case "arg":
+                value = w.leaves[leaf.value]
+            case "number":
+                value = f"{place(leaf.place)}.item()"
+            case "array":
+                value = place(leaf.place)
+            case _:
+                value = f"wrap({place(leaf.place)})"
+        w(f"r{i} = {value}")
+        names.append(f"r{i}")
+    w("entry.runs += 1")
+    if traced.results and entry.spent:
+        for i in traced.results:
+            w(f"r{i}.grad_node = {w.constant(entry.spent_node())}", f"r{i}._requires_grad = True")
+    if _hangs(entry):
+        listed = f"[{', '.join(names)}]"
+        w(f"{w.constant(entry.hang)}({listed}, ({', '.join([*w.leaves, ''])}), held)")
+    w(f"return {_built(traced.structure, iter(names))}")
+
+
+def _built(structure: Any, names: Any) -> str:
+    if structure is None:
+        return next(names)
+    kind, keys, parts = structure
+    inner = [_built(p, names) for p in parts]
+    if kind is list:
+        return f"[{', '.join(inner)}]"
+    if kind is tuple:
+        return f"({', '.join([*inner, ''])})"
+    if kind is dict and all(type(k) in (str, int) for k in keys):
+        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(keys, inner, strict=True)) + "}"
+    raise _NoForm
