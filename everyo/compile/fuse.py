@@ -124,9 +124,11 @@ class _Partition:
     edges: list[tuple[Node, Node]] = field(default_factory=list)
     forced: set[Node] = field(init=False)  # values that must lie in memory
     writes: set[Node] = field(init=False)
+    checked: set[Node] = field(init=False)  # what the checks need
 
     def __post_init__(self) -> None:
         graph = self.legal.graph
+        self.checked = set(walk(c.bad for c in graph.checks))
         self.forced = {chain(r)[0] for r in graph.roots if r.size}
         self.writes = {chain(v)[0] for _, v in graph.writes}
         order = walk(graph.roots)
@@ -184,6 +186,8 @@ class _Partition:
         if a == b or key in self.rejected:
             return False
         self.rejected.add(key)
+        if self._writes_early(a, b) or self._writes_early(b, a):
+            return False
         both = self.members[a] + self.members[b]
         if len(both) > MAX_OPS or self._slots(both) > MAX_SLOTS:
             return False
@@ -198,6 +202,12 @@ class _Partition:
         del self.members[b]
         self.plain[a] = self.plain[a] if same else None
         return True
+
+    def _writes_early(self, a: int, b: int) -> bool:
+        """Whether group b writes state, which waits for the checks, and these wait for group a."""
+        if not any(n in self.writes for n in self.members[b]):
+            return False
+        return any(n in self.checked for n in self.members[a])
 
     def _slots(self, nodes: list[Node]) -> int:
         """Buffers that a kernel of these nodes would read and write."""
