@@ -19,8 +19,10 @@ from everyo.data import (
 from everyo.exceptions import *  # noqa: F403
 from everyo.logging import configure_logging, get_logger
 from everyo.nn import (
-    AvgPool2D, BCELoss, BCEWithLogitsLoss, Conv2D, CrossEntropyLoss, Dropout, Flatten, Linear, LogSoftmax,
-    Loss, MAELoss, MaxPool2D, Module, MSELoss, Parameter, ReLU, Sequential, Sigmoid, Softmax, Tanh,
+    GRU, LSTM, RNN, AvgPool2D, BatchNorm1D, BatchNorm2D, BCELoss, BCEWithLogitsLoss, Conv2D, CrossEntropyLoss,
+    Dropout, Embedding, Flatten, LayerNorm, Linear, LogSoftmax, Loss, MAELoss, MaxPool2D, Module, MSELoss,
+    MultiHeadAttention, Parameter, PositionalEncoding, ReLU, Sequential, Sigmoid, Softmax, Tanh,
+    TransformerEncoder, TransformerEncoderBlock, causal_mask, padding_mask, scaled_dot_product_attention,
 )  # fmt: skip
 from everyo.ops.composite import binary_cross_entropy_with_logits, cross_entropy
 from everyo.ops.contraction import dot, einsum, matmul, outer, tensordot

@@ -198,7 +198,8 @@ class Builder:
 
     def _viewed(self, s: Symbol, step: Step) -> Symbol:
         out = Symbol(self.trace, s.storage, (*s.path, step), False)
-        if step[0] == "reshape" and any(k in ("transpose", "slice", "broadcast") for k, _ in s.path):
+        moved = any(k in ("transpose", "slice", "broadcast") for k, _ in s.path)
+        if step[0] == "reshape" and moved and _without_ones(step[1]) != _without_ones(s.shape):
             s.storage.uncertain = True
         self.trace.note(out.node)
         return out
@@ -408,7 +409,9 @@ class Builder:
         rows = math.prod(s.shape[a] for a in axes)
         if rows == 0 and math.prod(common):
             raise IndexError("an index into an axis of size 0")
-        table = self.reshape(self.transpose(s, (*axes, *rest)), (rows, *(s.shape[i] for i in rest)))
+        # wrapped: the result is a copy, so no view of the memory of `s` comes of it
+        table = self.transpose(self.wrap(s.node), (*axes, *rest))
+        table = self.reshape(table, (rows, *(s.shape[i] for i in rest)))
         out = self.wrap(self.table.make("take", table.node, index.node)) if rows else self.full(
             (*common, *table.shape[1:]), 0, s.dtype)  # fmt: skip
         return self.transpose(out, _placement(axes, len(common), len(rest)))
@@ -490,6 +493,11 @@ class Builder:
         ok = self._truth(condition)
         bad = self.table.make("logical_not", ok)
         self.trace.check(bad, error, message)
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    """The sizes that a reshape must split or join; axes of size 1 come and go in a view."""
+    return [n for n in shape if n != 1]
 
 
 def _kind(s: Symbol, all_weak: bool) -> Any:

@@ -13,7 +13,18 @@ from everyo.nn.activations import (
     Softplus,
     Tanh,
 )  # fmt: skip
+from everyo.nn.attention import (
+    MASK_VALUE,
+    MultiHeadAttention,
+    PositionalEncoding,
+    TransformerEncoder,
+    TransformerEncoderBlock,
+    causal_mask,
+    padding_mask,
+    scaled_dot_product_attention,
+)
 from everyo.nn.convolution import AvgPool2D, Conv1D, Conv2D, ConvTranspose2D, MaxPool2D
+from everyo.nn.embedding import Embedding
 from everyo.nn.initialization import get_initializer
 from everyo.nn.layers import Dropout, Flatten, Linear
 from everyo.nn.losses import (
@@ -30,21 +41,31 @@ from everyo.nn.losses import (
     mse_loss,
 )  # fmt: skip
 from everyo.nn.module import MODULE_REGISTRY, Module, Parameter, get_module_class, register_module
+from everyo.nn.normalization import BatchNorm1D, BatchNorm2D, LayerNorm
+from everyo.nn.recurrent import GRU, LSTM, RNN
 from everyo.nn.sequential import Sequential
 
 __all__ = [
     "ELU",
     "GELU",
+    "GRU",
+    "LSTM",
+    "MASK_VALUE",
     "MODULE_REGISTRY",
+    "RNN",
     "AvgPool2D",
     "BCELoss",
     "BCEWithLogitsLoss",
+    "BatchNorm1D",
+    "BatchNorm2D",
     "Conv1D",
     "Conv2D",
     "ConvTranspose2D",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
     "Flatten",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSigmoid",
@@ -54,7 +75,9 @@ __all__ = [
     "MSELoss",
     "MaxPool2D",
     "Module",
+    "MultiHeadAttention",
     "Parameter",
+    "PositionalEncoding",
     "ReLU",
     "Sequential",
     "SiLU",
@@ -62,12 +85,17 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "TransformerEncoder",
+    "TransformerEncoderBlock",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "causal_mask",
     "cross_entropy",
     "get_initializer",
     "get_module_class",
     "mae_loss",
     "mse_loss",
+    "padding_mask",
     "register_module",
+    "scaled_dot_product_attention",
 ]

@@ -4,7 +4,8 @@ from typing import Any
 
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
-from everyo.nn.layers import new_weight, positive_sizes, zero_bias
+from everyo.nn.checks import positive_sizes
+from everyo.nn.layers import new_weight, zero_bias
 from everyo.nn.module import Module, register_module
 from everyo.ops.convolution import conv1d, conv2d, conv_transpose2d
 from everyo.ops.pooling import avg_pool2d, max_pool2d

@@ -6,7 +6,7 @@ from everyo.core.autograd import namespace
 from everyo.core.dtype import FLOAT32
 from everyo.core.random import DEFAULT, Generator
 from everyo.core.tensor import Tensor, as_tensor
-from everyo.exceptions import EveryOShapeError
+from everyo.nn.checks import last_axis, positive_sizes
 from everyo.nn.initialization import get_initializer
 from everyo.nn.module import Module, Parameter, register_module
 from everyo.ops.contraction import matmul
@@ -20,24 +20,14 @@ def new_weight(initializer: str, shape: tuple[int, ...], seed: Any) -> Parameter
     return Parameter(get_initializer(initializer)(shape, seed=seed), dtype=FLOAT32)
 
 
+def next_seed(seed: Any, offset: int = 1) -> Any:
+    """The seed of another parameter of the same module; a generator simply goes on."""
+    return seed + offset if isinstance(seed, int) else seed
+
+
 def zero_bias(size: int) -> Parameter:
     """A float32 parameter of zeros."""
     return new_weight("zeros", (size,), None)
-
-
-def positive_sizes(owner: str, noun: str = "sizes", **sizes: int) -> None:
-    """Raise `EveryOShapeError` unless all sizes are at least 1."""
-    if any(n <= 0 for n in sizes.values()):
-        given = ", ".join(f"{name}={n}" for name, n in sizes.items())
-        raise EveryOShapeError(f"{owner} needs positive {noun}, got {given}")
-
-
-def last_axis(owner: str, x: Tensor, size: int, name: str) -> None:
-    """Raise `EveryOShapeError` unless the last axis of the input has a size."""
-    if not x.shape or x.shape[-1] != size:
-        raise EveryOShapeError(
-            f"{owner}: the last axis of the input must be {size} ({name}), got shape {x.shape}"
-        )
 
 
 @register_module

@@ -8,12 +8,11 @@ when the compiled call ends otherwise.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from everyo.core.autograd import namespace
 from everyo.core.namespace import kind_of
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
+from everyo.nn.checks import all_hold, whole_numbers
 from everyo.nn.module import Module
 from everyo.ops import composite
 from everyo.ops.elementwise import abs as absolute
@@ -92,7 +91,7 @@ def _require_probabilities(name: str, values: Tensor) -> None:
     xp, data = namespace(), values.data
     outside = xp.logical_or(xp.less(data, 0), xp.greater(data, 1))
     xp.require(
-        _all(xp, xp.logical_not(outside)),
+        all_hold(xp, xp.logical_not(outside)),
         EveryOShapeError,
         f"binary_cross_entropy: {name} must be probabilities in [0, 1]; for raw scores use "
         "binary_cross_entropy_with_logits",
@@ -135,25 +134,6 @@ def cross_entropy(prediction: Any, target: Any, reduction: str = "mean") -> Tens
         )
     labels = whole_numbers(namespace().reshape(values, (batch,)), classes, "cross_entropy: targets")
     return reduce(composite.cross_entropy(prediction, labels))
-
-
-def whole_numbers(values: Any, count: int, name: str) -> Any:
-    """An array of whole numbers in [0, count) as int64; `EveryOShapeError` for anything else."""
-    xp = namespace()
-    if kind_of(values) == "f":
-        whole = xp.equal(values, xp.floor(values))
-        xp.require(_all(xp, whole), EveryOShapeError, f"{name} must be whole numbers")
-    inside = xp.logical_and(xp.greater_equal(values, 0), xp.less(values, count))
-    xp.require(
-        _all(xp, inside),
-        EveryOShapeError,
-        f"{name} are out of range; they must lie in [0, {count})",
-    )
-    return xp.astype(values, np.int64)
-
-
-def _all(xp: Any, condition: Any) -> Any:
-    return xp.all(condition, axis=tuple(range(len(condition.shape))), keepdims=False)
 
 
 class Loss(Module):

@@ -1,8 +1,12 @@
-"""Losses as ops: one named node each in the eager graph, dissolved by the compiler."""
+"""Losses and normalisation as ops: one named node each in the eager graph, dissolved by the
+compiler."""
+
+from typing import Any
 
 import numpy as np
 
 from everyo.core.op import Sample, op
+from everyo.ops.reduce import axes_of, floating, mean_over
 
 _LABELS = np.array([0, 2, 1, 2])
 
@@ -75,3 +79,49 @@ def binary_cross_entropy_with_logits(xp, logits, target):
     """max(z, 0) - z * t + log1p(exp(-|z|)), elementwise; its gradient is sigmoid(z) - t."""
     soft = xp.log1p(xp.exp(xp.negative(xp.abs(logits))))
     return xp.add(xp.subtract(xp.maximum(logits, 0), xp.multiply(logits, target)), soft)
+
+
+def _deviation(xp, a, axis, eps):
+    """(a - mean, 1 / sqrt(variance + eps)) over the axes."""
+    d = xp.subtract(a, mean_over(xp, a, axis, keepdims=True))
+    variance = mean_over(xp, xp.multiply(d, d), axis, keepdims=True)
+    return d, xp.divide(1.0, xp.sqrt(xp.add(variance, eps)))
+
+
+def _wide(xp, a):
+    """Half precision in float32: its squares would overflow."""
+    half = np.dtype(a.dtype) == np.float16
+    return xp.astype(a, np.float32) if half else floating(xp, a)
+
+
+def _normalize_vjp(xp, g, y, a, axis, eps):
+    """With the mean and the spread depending on a, g loses its mean and its part along y."""
+    _, scale = _deviation(xp, _wide(xp, a), axis, eps)
+    g, y = _wide(xp, g), _wide(xp, y)
+    along = mean_over(xp, xp.multiply(g, y), axis, keepdims=True)
+    rest = xp.subtract(xp.subtract(g, mean_over(xp, g, axis, keepdims=True)), xp.multiply(y, along))
+    return xp.multiply(rest, scale)
+
+
+def _normalize_prepare(a: Any, *, axis: Any, eps: float) -> dict[str, Any]:
+    return {"axis": axes_of(a, axis), "eps": eps}
+
+
+@op(
+    vjp=_normalize_vjp,
+    saves="ya",
+    kind="composite",
+    samples=(
+        Sample(((3, 5),), params={"axis": -1}),
+        Sample(((4, 2, 3),), params={"axis": (0, 1), "eps": 0.1}),
+    ),
+    prepare=_normalize_prepare,
+    reference=lambda a, axis, eps=1e-5: (
+        (a - a.mean(axis, keepdims=True)) / np.sqrt(a.var(axis, keepdims=True) + eps)
+    ),
+)
+def normalize(xp, a, *, axis, eps=1e-5):
+    """(a - mean) / sqrt(variance + eps) over axes, the variance of the population."""
+    d, scale = _deviation(xp, _wide(xp, a), axis, eps)
+    y = xp.multiply(d, scale)
+    return xp.astype(y, np.float16) if np.dtype(a.dtype) == np.float16 else y
