@@ -6,22 +6,23 @@ many more. A failure prints the call that makes the program and the smallest par
 
 import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from ir_compare import Arrays, assert_same_bits, compare, smallest
-from ir_programs import random_graph
+from ir_programs import Grower, random_graph
 from numpy.lib.stride_tricks import as_strided
 
-from everyo.compile import cpu, fuse, loops, passes, products
+from everyo.compile import cpu, fuse, loops, passes, products, rows
 from everyo.compile.interpret import interpret
-from everyo.compile.ir import Graph
+from everyo.compile.ir import BOOL, Check, Graph
 
 # Limits under which even the smallest programs have many chunks, blocks, kernels and slices.
 TINY = [
     (loops, "CHUNK", 4), (loops, "BLOCK", 8), (loops, "DEEP", 2), (loops, "FLAT_UNIT", 4),
-    (loops, "RUNTIME", 3), (loops, "WIDE_PARTIALS", 4), (cpu, "COPY_CHUNK", 8),
-    (cpu, "PARALLEL_NS", 0), (products, "SLICE_FLOPS", 64), (products, "SLICE_UNIT", 2),
+    (loops, "RUNTIME", 3), (loops, "WIDE_PARTIALS", 4), (rows, "COPY_CHUNK", 8),
+    (rows, "PARALLEL_NS", 0), (products, "SLICE_FLOPS", 64), (products, "SLICE_UNIT", 2),
     (fuse, "MAX_OPS", 6), (fuse, "MAX_SLOTS", 7), (fuse, "AGAIN_BYTES", 64),
 ]  # fmt: skip
 
@@ -35,9 +36,16 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def run(graph: Graph, arrays: Arrays, jit: bool) -> tuple[Arrays, Arrays]:
-    """Outputs and written values of the compiled graph, called on copies of the arrays."""
-    live = copies(arrays)
-    outputs = cpu.Program(graph, jit=jit)(live)
+    """Outputs and written values of the compiled graph, called twice on copies of the arrays."""
+    program = cpu.Program(graph, jit=jit)
+    first, second = (call(program, arrays) for _ in range(2))
+    assert_same_bits(second, first, f"the second call\n{graph}")
+    return first
+
+
+def call(program: cpu.Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
+    graph, live = program.graph, copies(arrays)
+    outputs = program(live)
     written = [live[graph.inputs.index(target)] for target, _ in graph.writes]
     for new, old in zip(live, arrays, strict=True):
         if not any(np.shares_memory(new, w) for w in written):
@@ -107,6 +115,25 @@ def test_kernels_in_plain_python_compute_what_the_graph_means(mood, limits):
 @pytest.mark.parametrize("mood", ["tame", "exact"])
 def test_compiled_kernels_compute_what_the_graph_means(mood, limits):
     holds(range(50), mood, jit=True, points=600)
+
+
+def test_a_check_that_fires_leaves_every_array_as_it_was():
+    writes = 0
+    for seed in range(150):
+        grower = Grower(seed, "tame", 100)
+        graph, arrays = grower.grow(12)
+        fires = grower.input((), BOOL)
+        checks = (*graph.checks, Check(fires, KeyError, "fires"))
+        graph = replace(graph, inputs=(*graph.inputs, fires), checks=checks)
+        program = cpu.Program(passes.run(graph), jit=False)
+        call(program, [*arrays, np.array(False)])
+        live = copies([*arrays, np.array(True)])
+        with pytest.raises(KeyError, match="fires"):
+            program(live)
+        for new, old in zip(live, arrays, strict=False):
+            np.testing.assert_array_equal(new, old)
+        writes += len(graph.writes)
+    assert writes > 100
 
 
 @pytest.mark.slow
