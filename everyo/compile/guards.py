@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.state import Tracked
 from everyo.core.tensor import Tensor
 
 SIMPLE = (int, float, bool, str, bytes, complex, type(None))
@@ -141,17 +142,15 @@ class _Walker:
 
     def _object(self, x: Any) -> None:
         own = (type(x).__module__ or "").split(".")[0]
-        module = hasattr(x, "_modules") and hasattr(x, "_parameters")
-        if own in _FOREIGN and not module:
+        tracked = isinstance(x, Tracked)
+        if own in _FOREIGN and not tracked:
             return
         self.attribute_dicts.add(id(getattr(x, "__dict__", None)))
         for name, v in list(getattr(x, "__dict__", {}).items()):
-            if module and name in ("_parameters", "_modules", "_buffers"):
-                for k, entry in list(v.items()):
-                    if not isinstance(entry, np.ndarray):
-                        self.place("item", v, k, entry)
-            else:
-                self.place("attribute" if module else "item", x if module else x.__dict__, name, v)
+            if not tracked:
+                self.place("item", x.__dict__, name, v)
+            elif name not in x._state_attributes and name not in x._debug_attributes:
+                self.place("attribute", x, name, v)
         if own not in _FOREIGN:
             for name in ("forward", "__call__"):
                 method = getattr(type(x), name, None)

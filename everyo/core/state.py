@@ -48,9 +48,11 @@ class Scalar:
 
 class Tracked:
     """An object whose attributes a compiled function depends on: assigning one moves the epoch, or
-    an active trace is told. Debugging aids do neither, and are not written while tracing."""
+    an active trace is told. Debugging aids do neither, and are not written while tracing. What holds
+    state (buffers, scalars) is read through `load`, and so an input rather than a constant."""
 
     _debug_attributes: tuple[str, ...] = ()
+    _state_attributes: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(getattr(type(self), name, None), "__set__"):

@@ -70,6 +70,8 @@ class Module(Tracked):
 
     _config: tuple[str, ...] = ()  # the arguments of __init__, each kept as an attribute
 
+    _state_attributes = ("_buffers",)
+
     training: bool
     _buffers: dict[str, Any]
 

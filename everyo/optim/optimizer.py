@@ -66,6 +66,7 @@ class Optimizer(Tracked):
     _config: tuple[str, ...] = ()  # the hyperparameters, as the constructor names them
     _checks: ClassVar[Mapping[str, Check]] = {}  # per scalar
     _structural: tuple[str, ...] = ()  # hyperparameters of which a step asks whether they are on
+    _state_attributes = ("parameters", "_scalars", "_state", "_steps")
 
     parameters: list[Tensor]
     structure: tuple[str, ...]  # those of `_structural` that are on
