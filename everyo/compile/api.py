@@ -223,7 +223,7 @@ class CompiledFunction:
         found = guarding.collect(self._function, objects)
         self._traces += 1
         traced = trace_call(self._name, call, dynamic)
-        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic)
+        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options.cache)
         return entry
 
     def _caller(self, rebuild: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:

@@ -1,43 +1,114 @@
-"""Kernel text -> function: machine code through Numba, or plain Python.
+"""Kernel text -> function: machine code from the disk or through Numba, or plain Python.
 
-Functions are compiled once per process and text, so equal kernels of all programs are one.
+Functions are made once per process and text, so equal kernels of all programs are one. Machine code
+found on disk is linked with llvmlite alone; Numba is imported only when something must be compiled.
 """
 
+import ctypes
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+from everyo.compile import cache as disk
+
+Made = tuple[int, Any]  # address, and what keeps it alive
 
 
 @dataclass
 class Code:
-    """Compiled functions by text, one per process: equal kernels of all programs are one."""
+    """Functions by text, one per process."""
 
-    make: Callable[[str], tuple[int, Any]]
-    known: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    make: Callable[[str, bool], Made]
+    known: dict[str, Made] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
-    def address(self, text: str) -> int:
+    def address(self, text: str, keep: bool = True) -> int:
+        """The address of the function of a text; `keep` says whether it may go to the disk."""
         if text not in self.known:
             with self.lock:
                 if text not in self.known:
-                    self.known[text] = self.make(text)
+                    self.known[text] = self.make(text, keep)
         return self.known[text][0]
 
 
-def _compile(text: str) -> tuple[int, Any]:
-    """(address, what keeps it alive) of the C function of a kernel's text."""
+def _native(text: str, keep: bool) -> Made:
+    if not keep or disk.folder() is None:
+        return _compile(text)[0]
+    name = disk.key(text)
+    stored = disk.load(name)
+    if stored is not None:
+        return _link(stored)
+    made, stored = _compile(text)
+    if stored is not None:
+        disk.store(name, text, stored)
+    return made
+
+
+def _compile(text: str) -> tuple[Made, disk.Stored | None]:
+    """Machine code through Numba, and what can be stored of it."""
     from numba import cfunc
 
     from everyo.compile import prelude
 
     names = prelude.scope(text)
     exec(text, names)
-    compiled: Any = cfunc(prelude.KERNEL, error_model="numpy")(names["kernel"])
-    return compiled.address, compiled
+    kernel = names["kernel"]
+    # a name of its own: symbols of different kernels must differ when they meet in one process
+    kernel.__name__ = kernel.__qualname__ = f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    compiled: Any = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
+    return (compiled.address, compiled), _storable(compiled)
 
 
-def _load_plain(text: str) -> tuple[int, Any]:
+# What object code may refer to: present in every Python process, or given by `_linker`.
+_GIVEN = ("numba_gil_ensure", "numba_gil_release")
+_KNOWN = {
+    *_GIVEN, "PyErr_Clear", "PyErr_SetNone", "PyErr_SetString", "PyErr_WriteUnraisable", "PyExc_StopIteration",
+    "PyExc_SystemError", "PyUnicode_FromString", "Py_DecRef",
+}  # fmt: skip
+
+
+def _storable(compiled: Any) -> disk.Stored | None:
+    """The object code of a compiled function, through Numba's internals; None if they have changed
+    or if the code refers to something that another process may not have."""
+    try:
+        library, symbol = compiled._library, compiled._wrapper_name
+        module = library._final_module
+        outside = [f.name for f in module.functions if f.is_declaration]
+        outside += [g.name for g in module.global_variables if g.is_declaration]
+        if any(not n.startswith("llvm.") and n not in _KNOWN for n in outside):
+            return None
+        return disk.Stored(symbol, bytes(library._get_compiled_object()))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _link(stored: disk.Stored) -> Made:
+    import llvmlite.binding as llvm
+
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(stored.code))
+    engine.finalize_object()
+    return engine.get_function_address(stored.symbol), engine
+
+
+@cache
+def _machine() -> Any:
+    """LLVM made ready for linking. What Numba's wrappers call when a function raises, which kernels
+    never do, stands for itself by functions of Python."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    for name, function in zip(_GIVEN, ("PyGILState_Ensure", "PyGILState_Release"), strict=True):
+        if not llvm.address_of_symbol(name):
+            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value)
+    return llvm.Target.from_default_triple().create_target_machine()
+
+
+def _load_plain(text: str, keep: bool) -> Made:
     from everyo.compile import plain
 
     names = plain.scope(text)
@@ -46,5 +117,5 @@ def _load_plain(text: str) -> tuple[int, Any]:
     return len(plain.FUNCTIONS) - 1, names["kernel"]
 
 
-NATIVE = Code(_compile)
+NATIVE = Code(_native)
 PLAIN = Code(_load_plain)

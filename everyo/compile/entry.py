@@ -138,12 +138,14 @@ def _with_parents(traced: Traced, parents: Sequence[Any]) -> Traced:
 class Entry:
     """One compiled version."""
 
-    def __init__(self, name: str, call: Call, traced: Traced, guards: Guards, keep: Any, leaves: Sequence[Any]) -> None:
+    def __init__(self, name: str, call: Call, traced: Traced, guards: Guards, objects: Any, leaves: Sequence[Any], cache: bool) -> None:
         from everyo.compile.cpu import Program
 
-        self.name, self.call, self.traced, self.guards, self.keep = name, call, traced, guards, keep
+        self.name, self.call, self.traced, self.guards = name, call, traced, guards
+        self.objects = objects  # keeps the ids of static arguments valid
+        self.cache = cache
         self.graph = passes.run(traced.graph)
-        self.program = Program(self.graph)
+        self.program = Program(self.graph, keep=cache)
         self.verified = False
         self.epoch = Epoch.now
         self.grad = MODE.grad
@@ -330,7 +332,7 @@ class Entry:
                     f"{self.name}: backward() after the function's Python state changed ({broken}); call backward() first"
                 )
             traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
-            self.backward[i] = (traced, Program(passes.run(traced.graph)))
+            self.backward[i] = (traced, Program(passes.run(traced.graph), keep=self.cache))
         traced, program = self.backward[i]
         known = {s.name: a for s, a in zip(self.traced.sources, held, strict=True) if s.kind != "array"}
         arrays = []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everyo.compile import draw, ir
+from everyo.compile import ir
 
 
 class Explanation:
@@ -49,6 +49,8 @@ class Explanation:
 
     def svg(self) -> str:
         """The graph with its fused groups, as SVG text."""
+        from everyo.compile import draw
+
         return draw.svg(self.schedule.graph, self.schedule.groups)
 
     def save(self, path: str | Path) -> Path:

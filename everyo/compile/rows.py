@@ -43,7 +43,8 @@ class Row:
 class Plan:
     """Rows, tables and the arena of a program."""
 
-    def __init__(self, graph: Graph, jit: bool) -> None:
+    def __init__(self, graph: Graph, jit: bool, keep: bool = True) -> None:
+        self.keep = keep
         self.checked = os.environ.get("EVERYO_CHECK") == "1"
         self.code = NATIVE if jit else PLAIN
         self.blas = BLAS if jit else None
@@ -148,7 +149,7 @@ class Plan:
         flops: int,
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
-        function = self.code.address(text)
+        function = self.code.address(text, self.keep)
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
