@@ -48,5 +48,8 @@ from everyo.ops.reduce import (
     variance,
 )  # fmt: skip
 from everyo.optim import SGD, Adam, Optimizer
+from everyo.serialization import (
+    inspect_archive, load, load_checkpoint, load_weights, save, save_checkpoint, save_weights,
+)  # fmt: skip
 
 var = variance

@@ -11,6 +11,7 @@ from everyo.core.dtype import FLOAT32
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
 from everyo.nn.checks import last_axis, positive_sizes
+from everyo.nn.initialization import claim
 from everyo.nn.layers import Dropout, Linear, next_seed
 from everyo.nn.module import Module, register_module
 from everyo.nn.normalization import LayerNorm
@@ -184,6 +185,7 @@ class PositionalEncoding(Module):
         positive_sizes("PositionalEncoding", embed_dim=embed_dim, max_length=max_length)
         self.embed_dim, self.max_length = embed_dim, max_length
         self.output_dropout = Dropout(dropout)
+        claim((max_length, embed_dim))
         even = np.arange(0, embed_dim, 2)
         angle = np.arange(max_length)[:, None] * 10000.0 ** (-even / embed_dim)
         encoding = np.zeros((max_length, embed_dim), FLOAT32)

@@ -7,15 +7,19 @@ front of them the sizes of a kernel, if it is one.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from everyo.exceptions import EveryOShapeError
 from everyo.ops import creation
 
 __all__ = [
-    "compute_fans", "get_initializer", "he_normal", "he_uniform", "normal_init", "ones_init",
-    "uniform_init", "xavier_normal", "xavier_uniform", "zeros_init",
+    "blank", "claim", "compute_fans", "get_initializer", "he_normal", "he_uniform", "normal_init",
+    "ones_init", "uniform_init", "xavier_normal", "xavier_uniform", "zeros_init",
 ]  # fmt: skip
 
 Shape = Sequence[int]
@@ -36,24 +40,64 @@ def compute_fans(shape: Shape) -> tuple[int, int]:
     return window * shape[-2], window * shape[-1]
 
 
+class _Blank(threading.local):
+    """How many elements the initial values of this thread may still have; None: no limit."""
+
+    elements: int | None = None
+
+
+_BLANK = _Blank()
+LEAST = 256  # what an array counts at least: a parameter is a Python object too
+
+
+@contextmanager
+def blank(elements: int) -> Iterator[None]:
+    """Initial values are zeros inside and nothing is drawn: for modules whose values are loaded
+    next. More than `elements` of them together (at least `LEAST` per array) raise
+    `EveryOShapeError`."""
+    before, _BLANK.elements = _BLANK.elements, elements
+    try:
+        yield
+    finally:
+        _BLANK.elements = before
+
+
+def claim(shape: Shape) -> bool:
+    """Whether the initial values of an array do not matter. Every layer asks before it makes one:
+    a config from a file cannot ask for more memory than the file has values for."""
+    if _BLANK.elements is None:
+        return False
+    _BLANK.elements -= max(math.prod(shape), LEAST)
+    if _BLANK.elements < 0:
+        raise EveryOShapeError(f"its arrays are larger than those in the file, at {tuple(shape)}")
+    return True
+
+
+def _drawn(shape: Shape, draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The float64 array of a creation function, or zeros inside `blank`."""
+    if claim(shape):
+        return np.zeros(tuple(shape))
+    return draw(tuple(shape), *args, dtype="float64", **kwargs).data
+
+
 def uniform_init(shape: Shape, *, low: float = -0.05, high: float = 0.05, seed: Any = None) -> Any:
     """Uniform in [low, high)."""
-    return creation.uniform(tuple(shape), low, high, seed=seed, dtype="float64").data
+    return _drawn(shape, creation.uniform, low, high, seed=seed)
 
 
 def normal_init(shape: Shape, *, mean: float = 0.0, std: float = 0.05, seed: Any = None) -> Any:
     """Normal with a mean and a standard deviation."""
-    return creation.normal(tuple(shape), mean, std, seed=seed, dtype="float64").data
+    return _drawn(shape, creation.normal, mean, std, seed=seed)
 
 
 def zeros_init(shape: Shape, *, seed: Any = None) -> Any:
     """Zeros; the seed is accepted so that all initializers are called alike."""
-    return creation.zeros(tuple(shape), dtype="float64").data
+    return _drawn(shape, creation.zeros)
 
 
 def ones_init(shape: Shape, *, seed: Any = None) -> Any:
     """Ones; the seed is accepted so that all initializers are called alike."""
-    return creation.ones(tuple(shape), dtype="float64").data
+    return _drawn(shape, creation.ones)
 
 
 def _around_zero(shape: Shape, seed: Any, uniform: bool, std: float) -> Any:

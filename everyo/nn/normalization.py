@@ -11,6 +11,7 @@ from everyo.core.dtype import FLOAT32
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
 from everyo.nn.checks import last_axis, positive_sizes
+from everyo.nn.initialization import claim
 from everyo.nn.layers import new_weight, zero_bias
 from everyo.nn.module import Module, register_module
 from everyo.ops.composite import normalize
@@ -52,6 +53,7 @@ class _BatchNorm(Module):
             self.weight = new_weight("ones", (num_features,), None)
             self.bias = zero_bias(num_features)
         if track_running_stats:
+            claim((2, num_features))
             self.register_buffer("running_mean", np.zeros(num_features, FLOAT32))
             self.register_buffer("running_var", np.ones(num_features, FLOAT32))
             self.register_buffer("num_batches_tracked", np.zeros((), np.int64))
