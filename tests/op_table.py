@@ -1,8 +1,8 @@
-"""The table behind test_ops.py: one `Case` per sample of every op record, and of the functions that
-are composed of ops.
+"""The table behind test_ops.py: one `Case` per sample of every op record, and of the functions
+that are composed of ops.
 
-A case is a function of arrays alone (parameters are bound), what NumPy says it must be, and operands.
-`tests/test_ops.py` states the laws.
+A case is a function of arrays alone (parameters are bound), what NumPy says it must be, and
+operands. `tests/test_ops.py` states the laws.
 """
 
 import functools
@@ -17,7 +17,9 @@ import everyo as eo
 from everyo.core.namespace import TENSORS
 from everyo.core.op import DERIVED, OPS, Op, Sample, apply
 
-SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-300, 700.0, -800.0])
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-300, 700.0, -800.0]
+)
 DTYPES = ("float16", "float32", "float64", "int32", "int64", "bool")
 
 

@@ -196,17 +196,17 @@ def _owned(gradient: Any, seed: Any, xp: Any, always: bool = False) -> Any:
 
 
 def seed_for(root: Any, gradient: Any, xp: Any) -> Any:
-    """The gradient to start from: ones for a single element, else the one given, shape checked."""
+    """The gradient to start from: ones for one element, else the one given, its shape checked."""
     shape = root.shape
     if not root._requires_grad:
         raise EveryOGradientError(
-            f"backward() on a tensor of shape {shape} that does not require gradients; create it, or "
-            "a tensor it is computed from, with requires_grad=True"
+            f"backward() on a tensor of shape {shape} that does not require gradients; "
+            "create it, or a tensor it is computed from, with requires_grad=True"
         )
     if gradient is None:
         if root.size != 1:
             raise EveryOGradientError(
-                f"backward() on a tensor of shape {shape} needs an explicit gradient of that shape; "
+                f"backward() on a tensor of shape {shape} needs an explicit gradient of its shape; "
                 "only a scalar (one element) has an implicit one"
             )
         return xp.ones(shape, root._data.dtype)
@@ -230,7 +230,7 @@ def _seed_value(gradient: Any, xp: Any) -> Any:
 
 
 def backward(root: Any, gradient: Any = None, *, create_graph: bool = False) -> None:
-    """Accumulate the gradients of `root` in `.grad` of every leaf and retained tensor below it."""
+    """Accumulate gradients of `root` in the `.grad` of every leaf and retained tensor below it."""
     xp = TENSORS if create_graph else namespace()
     before, MODE.grad = MODE.grad, create_graph
     try:

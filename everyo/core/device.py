@@ -12,7 +12,7 @@ log = logging.getLogger("everyo")
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A device by type ("cpu" or "cuda") and index. Equal to another by value, and to its string."""
+    """A device by type ("cpu" or "cuda") and index; equal by value, and to its string."""
 
     type: str = "cpu"
     index: int = 0
@@ -21,8 +21,8 @@ class Device:
         if self.type not in ("cpu", "cuda"):
             raise EveryODeviceError(f"Unknown device type {self.type!r}; use 'cpu' or 'cuda'")
         if self.index < 0 or (self.type == "cpu" and self.index != 0):
-            raise EveryODeviceError(f"A {self.type} device needs index 0 or, for cuda, more; got {self.index}"
-                                    if self.type == "cuda" else f"The cpu has only index 0, got {self.index}")  # fmt: skip
+            known = "index 0" if self.type == "cpu" else "index 0, 1, …"
+            raise EveryODeviceError(f"A {self.type} device has {known}; got {self.index}")
 
     @property
     def is_cuda(self) -> bool:

@@ -29,7 +29,9 @@ def gradcheck(
     `EveryOGradientError`, naming the worst entry, where the two differ by more than
     atol + rtol * |difference|.
     """
-    values = [x._concrete("gradcheck()") if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
+    values = [
+        x._concrete("gradcheck()") if isinstance(x, Tensor) else np.asarray(x) for x in inputs
+    ]
     floats = [i for i, a in enumerate(values) if a.dtype.kind == "f"]
     if not floats or any(values[i].dtype != np.float64 for i in floats):
         raise EveryODTypeError(
@@ -74,9 +76,7 @@ def _excess(got: float, want: float, atol: float, rtol: float) -> float:
     return excess if excess == excess else float("inf")
 
 
-def _worst(
-    i: int, gradient: np.ndarray, difference: Callable[[int, np.ndarray], float]
-) -> str:
+def _worst(i: int, gradient: np.ndarray, difference: Callable[[int, np.ndarray], float]) -> str:
     """The entry of input `i` that is furthest off, in words."""
     worst, words = -1.0, "it has no entries"
     for entry in np.ndindex(gradient.shape):

@@ -1,8 +1,8 @@
 """NumPy functions on tensors.
 
-`np.sum(t, axis=0)` and its kin come here through `__array_function__` and go to our op of that name,
-keeping the graph. Any other function of NumPy gets plain arrays and returns what it returns, unless
-that would lose a gradient.
+`np.sum(t, axis=0)` and its kin come here through `__array_function__` and go to our op of that
+name, keeping the graph. Any other function of NumPy gets plain arrays and returns what it returns,
+unless that would lose a gradient.
 """
 
 from collections.abc import Callable

@@ -36,8 +36,8 @@ DERIVED = _Derived()
 class Sample:
     """Operands for the generated tests: arrays drawn from [low, high] in `shapes`, and parameters.
 
-    `fixed` replaces operands by given values (index arrays, labels); `smooth=False` keeps the sample
-    out of finite differences; `second=False` out of second-order checks.
+    `fixed` replaces operands by given values (index arrays, labels); `smooth=False` keeps the
+    sample out of finite differences; `second=False` out of second-order checks.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -121,12 +121,12 @@ def op(
     view: bool = False,
     arity: int | None = None,
     plain: str = "",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[..., Any]], Any]:
     """Register the decorated forward function `f(xp, *operands, **params)` as an op.
 
     Returns the public function: operands first, then parameters by position or name. `prepare`
-    (operands, params) -> params normalises and checks parameters. `aliases` are further names in the
-    namespaces, `methods` the names under which the op becomes a method of `Tensor`.
+    (operands, params) -> params normalises and checks parameters. `aliases` are further names in
+    the namespaces, `methods` the names under which the op becomes a method of `Tensor`.
     """
 
     def register(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def _public(
         ]
     given = f"dict({passed})" if prepare is None else f"prepare({names}, {passed})"
     lines.append(f"    return run(record, ({names},), {given})")
-    scope = {"run": run, "record": record, "prepare": prepare, "Tensor": Tensor}
+    scope: dict[str, Any] = {"run": run, "record": record, "prepare": prepare, "Tensor": Tensor}
     scope |= {"as_tensor": as_tensor, **{f"_{p.name}": p.default for p in params}}
     exec(compile("\n".join(lines), record.forward.__code__.co_filename, "exec"), scope)
     return scope[record.name]
@@ -198,7 +198,8 @@ def apply(op: Op, *operands: Any, **params: Any) -> Any:
 def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """`apply`, with the operands in a tuple and the parameters in a dict of the caller's."""
     trace = MODE.trace if TRACES else None
-    data, wanted = [], 0
+    data: list[Any] = []
+    wanted = 0
     for a in args:
         if isinstance(a, Tensor):
             if a._requires_grad:
@@ -350,9 +351,13 @@ def explain(op: Op, error: Exception, data: Sequence[Any], params: dict[str, Any
         return EveryODTypeError(
             f"{op.name} does not take operands of dtype {', '.join(map(str, dtypes))}: {text}"
         )
-    if op.kind == "elementwise" and "integer power" not in text and "Integers" not in text:
-        named = " and ".join(map(str, shapes))
-        return EveryOShapeError(
-            f"{op.name}: cannot broadcast shapes {named}; sizes must be equal or 1, aligned from the right"
-        )
+    if op.kind == "elementwise":
+        try:
+            np.broadcast_shapes(*shapes)
+        except ValueError:
+            return EveryOShapeError(
+                f"{op.name}: cannot broadcast shapes {' and '.join(map(str, shapes))}; sizes must "
+                "be equal or 1, aligned from the right"
+            )
+        return EveryODTypeError(f"{op.name}: {text}")
     return EveryOShapeError(f"{op.name}: {text} (shapes {', '.join(map(str, shapes))})")

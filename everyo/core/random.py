@@ -107,12 +107,14 @@ def set_rng_state(state: Any) -> None:
 
 
 def host_generator(seed: Any) -> np.random.Generator:
-    """NumPy's generator for an explicit seed; a generator itself is used, but not inside a trace."""
+    """NumPy's generator for an explicit seed; a generator itself is used, but not in a trace."""
     if isinstance(seed, np.random.Generator):
         trace = autograd.current_trace()
         if trace is not None:
-            raise trace.error("a NumPy Generator draws on the host and would give the same numbers in every call; "
-                              "use seed=None and eo.manual_seed")  # fmt: skip
+            raise trace.error(
+                "a NumPy Generator draws on the host and would give the same numbers in every "
+                "call; use seed=None and eo.manual_seed"
+            )
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise EveryOError(f"seed must be an int, a numpy Generator or None, got {seed!r}")

@@ -1,15 +1,15 @@
 """`Tensor`: an array with a place in the graph.
 
-The array is in the slot `_data` (read by the engine), the gradient in `_grad`, the node that computed
-the tensor in `grad_node`. Operators and most methods are installed by the op records. Everything that
-reads or writes values goes through a few hooks here (`data`, `grad`, `_write`), which hand over to the
-active trace, so that `eo.compile` sees state being read and written.
+The array is in the slot `_data` (read by the engine), the gradient in `_grad`, the node that
+computed the tensor in `grad_node`. Operators and most methods are installed by the op records.
+Everything that reads or writes values goes through a few hooks here (`data`, `grad`, `_write`),
+which hand over to the active trace, so that `eo.compile` sees state being read and written.
 """
 
 import html
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,26 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_cell", "_data", "_grad", "_requires_grad", "grad_node", "name")
     __array_priority__ = 1000
+    grad_node: Any
+
+    if TYPE_CHECKING:  # operators and methods that the op records install
+
+        def _binary(self, other: Any) -> "Tensor": ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _binary
+        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _binary
+        __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _binary
+        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = _binary
+
+        def __neg__(self) -> "Tensor": ...
+
+        def __pos__(self) -> "Tensor": ...
+
+        def __abs__(self) -> "Tensor": ...
+
+        def __invert__(self) -> "Tensor": ...
 
     def __init__(
         self,
@@ -122,7 +142,7 @@ class Tensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients are computed for this tensor. Only floating tensors can require them."""
+        """Whether gradients are computed for this tensor; only floating tensors can require it."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -213,8 +233,8 @@ class Tensor:
 
         `gradient` has the tensor's shape; without it the tensor must have one element. With
         `create_graph=True` the gradients are tensors with a graph of their own. Raises
-        `EveryOGradientError` if nothing requires gradients, if the shape of `gradient` is wrong, or if
-        a saved value was overwritten; then no `.grad` has changed.
+        `EveryOGradientError` if nothing requires gradients, if the shape of `gradient` is wrong, or
+        if a saved value was overwritten; then no `.grad` has changed.
         """
         autograd.backward(self, gradient, create_graph=create_graph)
 
@@ -295,8 +315,8 @@ class Tensor:
             self._requires_grad or (isinstance(value, Tensor) and value._requires_grad)
         ):
             raise EveryOGradientError(
-                "item assignment on a tensor that takes part in a graph; do it under no_grad(), or build the "
-                "result with where() or concatenate()"
+                "item assignment on a tensor that takes part in a graph; do it under no_grad(), or "
+                "build the result with where() or concatenate()"
             )
         TENSORS.assign(self, key, value)
 
@@ -318,19 +338,19 @@ class Tensor:
         self._write(result.data)
         return self
 
-    def __iadd__(self, other: Any) -> "Tensor":
+    def __iadd__(self, other: Any) -> "Tensor":  # type: ignore[misc]
         return self._in_place(TENSORS.add, other)
 
-    def __isub__(self, other: Any) -> "Tensor":
+    def __isub__(self, other: Any) -> "Tensor":  # type: ignore[misc]
         return self._in_place(TENSORS.subtract, other)
 
-    def __imul__(self, other: Any) -> "Tensor":
+    def __imul__(self, other: Any) -> "Tensor":  # type: ignore[misc]
         return self._in_place(TENSORS.multiply, other)
 
-    def __itruediv__(self, other: Any) -> "Tensor":
+    def __itruediv__(self, other: Any) -> "Tensor":  # type: ignore[misc]
         return self._in_place(TENSORS.divide, other)
 
-    def __ipow__(self, other: Any) -> "Tensor":
+    def __ipow__(self, other: Any) -> "Tensor":  # type: ignore[misc]
         return self._in_place(TENSORS.power, other)
 
     def __len__(self) -> int:
@@ -346,7 +366,7 @@ class Tensor:
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                f"the truth value of a tensor of shape {self.shape} is ambiguous; use any() or all()"
+                f"the truth value of a tensor of shape {self.shape} is ambiguous; use any(), all()"
             )
         return bool(self._concrete("bool()"))
 
@@ -439,7 +459,7 @@ def tensor(
 
 
 def as_tensor(data: Any, *, device: Any = None, dtype: DTypeLike | None = None) -> Tensor:
-    """`data` as a tensor: a tensor itself, an array of a supported dtype shared, the rest copied."""
+    """`data` as a tensor: a tensor itself, a floating or bool array shared, the rest copied."""
     _place(device)
     if isinstance(data, Tensor):
         return data if dtype is None else data.astype(dtype)

@@ -1,4 +1,4 @@
-"""All operations. Importing this package fills the table `everyo.core.op.OPS` and the methods of `Tensor`."""
+"""All operations. Importing this package fills the table `OPS` and the methods of `Tensor`."""
 
 from everyo.ops import (
     composite,

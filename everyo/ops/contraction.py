@@ -50,8 +50,8 @@ def _right(xp, g, y, a, b):
 
 
 _SHAPES = [
-    ((3, 4), (4, 5)), ((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 5)), ((2, 3, 4), (4, 5)), ((4,), (2, 4, 5)),
-    ((2, 1, 3, 4), (5, 4, 2)), ((2, 3, 4), (4,)), ((3, 4), (2, 4, 2)),
+    ((3, 4), (4, 5)), ((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 5)), ((2, 3, 4), (4, 5)),
+    ((4,), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((2, 3, 4), (4,)), ((3, 4), (2, 4, 2)),
 ]  # fmt: skip
 
 
@@ -85,7 +85,8 @@ def matmul(a: Any, b: Any) -> Tensor:
         if left[-1] != inner:
             hint = ". Did you mean b.T?" if len(right) == 2 and left[-1] == right[1] else ""
             raise EveryOShapeError(
-                f"matmul: inner dimensions differ: a {left} @ b {right}, {left[-1]} != {inner}{hint}"
+                f"matmul: inner dimensions differ: a {left} @ b {right}, {left[-1]} != {inner}"
+                f"{hint}"
             ) from None
         raise EveryOShapeError(
             f"matmul: cannot broadcast the batches of shapes {left} and {right}"
@@ -115,7 +116,7 @@ def outer(a: Any, b: Any) -> Tensor:
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Tensor:
-    """The sum of products over pairs of axes: the last `axes` of a with the first of b, or two lists."""
+    """The sum of products over pairs of axes: the last `axes` of a, the first of b, or lists."""
     a, b = as_tensor(a), as_tensor(b)
     if isinstance(axes, int | np.integer):
         left, right = tuple(range(len(a.shape) - int(axes), len(a.shape))), tuple(range(int(axes)))
@@ -226,7 +227,8 @@ def _labels(spec: str, tensors: Sequence[Tensor]) -> tuple[str, ...]:
             widest = _larger(widest, len(t.shape) - len(part.replace("...", "")))
     pool = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in text]
     dots = "".join(pool[:widest])
-    inputs, sizes = [], {}
+    inputs: list[str] = []
+    sizes: dict[str, int] = {}
     for part, t in zip(parts, tensors, strict=True):
         extra = len(t.shape) - len(part.replace("...", ""))
         named = (

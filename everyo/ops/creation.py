@@ -163,6 +163,8 @@ def one_hot(indices: Any, num_classes: int, *, dtype: Any = None) -> Tensor:
     Raises `EveryOShapeError` for an index outside [0, num_classes).
     """
     source = indices._concrete("one_hot()") if isinstance(indices, Tensor) else np.asarray(indices)
+    if source.dtype.kind not in "iub" and not (source == np.floor(source)).all():
+        raise EveryOShapeError("one_hot: indices must be whole numbers")
     flat = source.reshape(-1).astype(np.int64)
     if num_classes <= 0 or (flat.size and not (flat.min() >= 0 and flat.max() < num_classes)):
         raise EveryOShapeError(f"one_hot: indices are out of range for {num_classes} classes")

@@ -533,8 +533,13 @@ def leaky_relu(xp, a, *, negative_slope=0.01):
     return xp.where(xp.greater(a, 0), a, xp.multiply(a, negative_slope))
 
 
+def _elu_vjp(xp, g, y, a, alpha):
+    below = xp.multiply(xp.exp(xp.minimum(a, 0)), alpha)
+    return xp.where(xp.greater(a, 0), g, xp.multiply(g, below))
+
+
 @_op(
-    vjp=lambda xp, g, y, a, alpha: xp.where(xp.greater(a, 0), g, xp.multiply(g, xp.multiply(xp.exp(xp.minimum(a, 0)), alpha))),
+    vjp=_elu_vjp,
     saves="a",
     samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2)),
     reference=lambda a, alpha=1.0: np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0))),
@@ -610,7 +615,7 @@ def _gelu_prepare(a, *, approximate):
         else np.vectorize(math.erf, otypes=[float])(a / math.sqrt(2)))),
 )  # fmt: skip
 def gelu(xp, a, *, approximate="none"):
-    """a times the normal distribution function at a; `approximate="tanh"` for the usual approximation."""
+    """a times the normal distribution function at a; `approximate` is "none" or "tanh"."""
     inside = (
         xp.tanh(_gelu_inner(xp, a))
         if approximate == "tanh"
@@ -803,7 +808,9 @@ def _on_bools(function: Any, sign: str) -> Any:
     def operation(*operands: Any) -> Tensor:
         dtypes = [getattr(t, "dtype", type(t).__name__) for t in operands]
         if any(str(d) != "bool" for d in dtypes):
-            raise EveryODTypeError(f"{sign} combines bool tensors, got {', '.join(map(str, dtypes))}")
+            raise EveryODTypeError(
+                f"{sign} combines bool tensors, got {', '.join(map(str, dtypes))}"
+            )
         return function(*operands)
 
     return operation

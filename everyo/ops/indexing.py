@@ -143,9 +143,7 @@ def _normal_key(a: Tensor, key: Any) -> tuple[Any, ...]:
     """The key as slices, None, Ellipsis, ints and integer arrays, all within bounds. A mask becomes
     the positions where it is true, one array per axis."""
     entries = [_entry(k) for k in (key if isinstance(key, tuple) else (key,))]
-    widths = [
-        0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1 for k in entries
-    ]
+    widths = [0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1 for k in entries]
     ndim, spent = len(a.shape), sum(widths)
     if spent > ndim or sum(k is Ellipsis for k in entries) > 1:
         raise EveryOIndexError(f"{spent} index entries for a tensor of shape {a.shape}")
@@ -310,12 +308,6 @@ def _check_along(name: str, a: Tensor, at: int, shape: tuple[int, ...]) -> None:
         raise EveryOShapeError(f"{name}: indices {shape} do not fit {a.shape} along axis {at}")
 
 
-for _function in (index, getitem, put_add, assign, take_along_axis, gather, scatter_add):
-    setattr(TENSORS, _function.__name__, _function)
-for _function in (take_along_axis, gather, scatter_add):
-    setattr(Tensor, _function.__name__, _function)
-
-
 def _order(a: Any, axis: int, descending: bool) -> Any:
     """The stable order of the elements along an axis, as an int64 tensor."""
     data, xp = a.data, namespace()
@@ -352,6 +344,8 @@ def topk(a: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     return take_along_axis(a, order, at), order
 
 
-for _function in (argsort, sort, topk):
+METHODS = (take_along_axis, gather, scatter_add, argsort, sort, topk)
+for _function in (index, getitem, put_add, assign, *METHODS):
     setattr(TENSORS, _function.__name__, _function)
+for _function in METHODS:
     setattr(Tensor, _function.__name__, _function)

@@ -59,7 +59,7 @@ def _flat(*args: Any) -> Any:
 
 
 def _reshape_method(self: Tensor, *shape: Any) -> Tensor:
-    """The same elements in another shape, `t.reshape(2, 3)` or `t.reshape((2, 3))`; one size may be -1."""
+    """The same elements in another shape, `t.reshape(2, 3)` or `t.reshape((2, -1))`."""
     return reshape(self, _flat(*shape))
 
 

@@ -73,7 +73,12 @@ def count_of(a: Any, axis: tuple[int, ...]) -> int:
 
 
 def _samples(**more: Any) -> tuple[Sample, ...]:
-    params = [{}, {"axis": 0}, {"axis": (0, 2), "keepdims": True}, {"axis": -1}]
+    params: list[dict[str, Any]] = [
+        {},
+        {"axis": 0},
+        {"axis": (0, 2), "keepdims": True},
+        {"axis": -1},
+    ]
     return tuple(Sample(((2, 3, 4),), params=p, **more) for p in params)
 
 
@@ -167,8 +172,12 @@ def _deviation(xp, a, axis):
 def _spread(xp, a, axis, ddof, keepdims):
     d = _deviation(xp, a, axis)
     total = xp.sum(xp.multiply(d, d), axis=axis, keepdims=keepdims)
-    out = xp.divide(total, float(builtins.max(count_of(a, axis) - ddof, 0)))
-    return xp.astype(out, np.float16) if np.dtype(a.dtype) == np.float16 else out
+    return xp.divide(total, float(builtins.max(count_of(a, axis) - ddof, 0)))
+
+
+def _narrow(xp, y, a):
+    """What was computed in float32 for half precision as half precision again."""
+    return xp.astype(y, np.float16) if np.dtype(a.dtype) == np.float16 else y
 
 
 def _variance_vjp(xp, g, y, a, axis, keepdims, ddof):
@@ -189,7 +198,7 @@ def _variance_vjp(xp, g, y, a, axis, keepdims, ddof):
 )
 def variance(xp, a, *, axis=None, keepdims=False, ddof=0):
     """The variance over axes: the mean squared deviation; `ddof` is subtracted from the count."""
-    return _spread(xp, a, axis, ddof, keepdims)
+    return _narrow(xp, _spread(xp, a, axis, ddof, keepdims), a)
 
 
 def _std_vjp(xp, g, y, a, axis, keepdims, ddof):
@@ -210,7 +219,7 @@ def _std_vjp(xp, g, y, a, axis, keepdims, ddof):
 )
 def std(xp, a, *, axis=None, keepdims=False, ddof=0):
     """The standard deviation over axes. Where it is 0, so is its gradient."""
-    return xp.sqrt(_spread(xp, a, axis, ddof, keepdims))
+    return _narrow(xp, xp.sqrt(_spread(xp, a, axis, ddof, keepdims)), a)
 
 
 @_op(
@@ -397,8 +406,8 @@ def _arg(name: str) -> Any:
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
-        f"The index of the first {'largest' if name == 'argmax' else 'smallest'} element (a NaN counts as "
-        "one), flat or along an axis, as an int64 array. Not differentiable."
+        f"The index of the first {'largest' if name == 'argmax' else 'smallest'} element (a NaN "
+        "counts as one), flat or along an axis, as an int64 array. Not differentiable."
     )
     setattr(Tensor, name, function)
     setattr(TENSORS, name, function)
