@@ -47,7 +47,7 @@ from everyo.ops.reduce import (
     all, any, argmax, argmin, cumsum, log_softmax, logsumexp, max, mean, min, norm, prod, softmax, std, sum,
     variance,
 )  # fmt: skip
-from everyo.optim import SGD, Adam, Optimizer
+from everyo.optim import SGD, Adam, Optimizer, clip_grad_norm, clip_grad_value
 from everyo.serialization import (
     inspect_archive, load, load_checkpoint, load_weights, save, save_checkpoint, save_weights,
 )  # fmt: skip

@@ -89,7 +89,7 @@ class Optimizer(Tracked):
         self._begin(list({id(p): p for p in given}.values()), hyper)
 
     def _begin(self, parameters: list[Tensor], hyper: Mapping[str, Any]) -> None:
-        """Set hyperparameters and zero state."""
+        """Set the hyperparameters, and state as before the first step."""
         fields = self.__dict__
         fields["parameters"], fields["structure"] = parameters, ()
         fields["_scalars"], fields["_state"] = {}, {}
@@ -134,7 +134,7 @@ class Optimizer(Tracked):
                 raise
 
     def _restructure(self) -> None:
-        """Recompute what a step does from the present hyperparameters; new state starts at zero."""
+        """Recompute what a step does from the present hyperparameters; add the state it needs."""
         on = tuple(n for n in self._structural if self._scalars.get(n, self.__dict__.get(n)))
         self._check_structure(on)
         if on != self.structure:
@@ -142,7 +142,8 @@ class Optimizer(Tracked):
         for slot in self._slots():
             if slot not in self._state:
                 self._state[slot] = [
-                    Tensor._wrap(np.zeros(p.shape, p.dtype)) for p in self.parameters
+                    Tensor._wrap(np.full(p.shape, self._initial(slot), p.dtype))
+                    for p in self.parameters
                 ]
 
     def _check_structure(self, on: tuple[str, ...]) -> None:
@@ -192,6 +193,10 @@ class Optimizer(Tracked):
     def _slots(self) -> tuple[str, ...]:
         """The names of the state kept per parameter, in the present structure."""
         return ()
+
+    def _initial(self, slot: str) -> float:
+        """The value that a slot begins with."""
+        return 0.0
 
     def _shared(self, xp: Any, steps: Any) -> dict[str, Any]:
         """What the rule needs besides the arrays of one parameter."""
