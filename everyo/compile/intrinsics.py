@@ -133,7 +133,8 @@ class Word:
 
     def below(self, other: Operand) -> "Word":
         """Whether this integer is less than the other, both without a sign."""
-        return Word(self.builder, self.builder.icmp_unsigned("<", self.value, self.like(other).value))
+        b = self.builder
+        return Word(b, b.icmp_unsigned("<", self.value, self.like(other).value))
 
     def bits(self) -> "Word":
         """The bit pattern of a float."""
@@ -148,6 +149,8 @@ class Word:
         """The same number in another type: wider or narrower float, float of a signed integer,
         integer cut to fewer bits or extended with zeros."""
         b, v = self.builder, self.value
+        if kind == self.type:
+            return self
         if self.is_float:
             return Word(b, b.fpext(v, kind) if kind == DOUBLE else b.fptrunc(v, kind))
         if kind in (FLOAT, DOUBLE):

@@ -11,10 +11,9 @@ from typing import Any
 
 from numba import types
 
-from everyo.compile import math_exp, math_trig
+from everyo.compile import math_exp, math_power, math_trig
 from everyo.compile.intrinsics import (
     DOUBLE,
-    I64,
     Word,
     copysign,
     define,
@@ -23,9 +22,7 @@ from everyo.compile.intrinsics import (
     loop,
     where,
 )
-from everyo.compile.math_exp import head
-
-INF, NAN = float("inf"), float("nan")
+from everyo.compile.math_exp import INF, NAN, head
 
 
 def magnitude(x: Word) -> Word:
@@ -108,7 +105,7 @@ def divisor(y: Word) -> tuple[Word, Word]:
 
 def power(x: Word, y: Word) -> Word:
     if x.is_float:
-        return math_exp.power(x, y)
+        return math_power.power(x, y)
 
     def step(result: Word, base: Word, rest: Word) -> tuple[Word, Word, Word]:
         odd = (rest & 1) == 1
@@ -118,9 +115,9 @@ def power(x: Word, y: Word) -> Word:
 
 
 FLOAT_FUNCTIONS: dict[str, Callable[..., Word]] = {
-    "floor": floor, "ceil": ceil, "rint": rint,
-    **{f.__name__: f for f in math_exp.FUNCTIONS}, **{f.__name__: f for f in math_trig.FUNCTIONS},
-}  # fmt: skip
+    f.__name__: f
+    for f in (floor, ceil, rint, *math_exp.FUNCTIONS, *math_power.FUNCTIONS, *math_trig.FUNCTIONS)
+}
 NUMBER_FUNCTIONS: dict[str, Callable[..., Word]] = {
     "abs": magnitude, "sign": sign, "power": power, "floor_divide": floor_divide,
     "remainder": remainder,

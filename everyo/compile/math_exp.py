@@ -1,28 +1,25 @@
-"""Exponentials, logarithms, roots and powers, over `Word`s of either precision.
+"""Exponentials and logarithms, over `Word`s of either precision.
 
-The argument is brought into a short range by bit tricks, a polynomial does the rest, and selects put
-in what neither gives. `mad` rounds once or twice, depending on the machine; everything whose rounding
-matters is written with plain operations.
-
-The coefficients are our own minimax fits, lowest order first.
+The argument is brought into a short range by bit tricks, a polynomial does the rest, and selects
+put in what neither gives. `mad` rounds once or twice, depending on the machine; everything whose
+rounding matters is written with plain operations. The coefficients are our own minimax fits, lowest
+order first.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from everyo.compile.intrinsics import (
-    DOUBLE,
-    FLOAT,
     Word,
     copysign,
-    floor,
-    intrinsic_call,
     mad,
     polynomial,
     where,
 )
 
-INF, NAN = float("inf"), float("nan")
+INF, NAN = math.inf, math.nan
+PER_LOG2, PER_LOG10 = 1 / math.log(2.0), 1 / math.log(10.0)
 
 # e**r = 1 + r + r*r*q(r) for |r| <= log(2)/2
 EXP = {
@@ -33,19 +30,6 @@ EXP = {
         2.7621110876490453e-07, 2.5042386760979873e-08,
     ),
 }  # fmt: skip
-# 2**w for |w| <= 1/2, in float64: for float32 results and for float64 results
-EXP2 = {
-    32: (
-        1.0, 0.6931472028575494, 0.24022647913304684, 0.05550332465074641, 0.009618437320460235,
-        0.001339887706450839, 0.00015353385120528827,
-    ),
-    64: (
-        1.0, 0.6931471805599453, 0.24022650695910108, 0.05550410866482172, 0.009618129107602066,
-        0.0013333558146534396, 0.00015403530447924177, 1.525273366355029e-05,
-        1.3215439531266256e-06, 1.0178141253187736e-07, 7.073103459063695e-09,
-        4.4424113731987233e-10,
-    ),
-}  # fmt: skip
 # log(1 + f) = f - f*f/2 + f**3*q(f) for sqrt(1/2) <= 1 + f <= sqrt(2)
 LOG = (
     0.3333333, -0.2500082, 0.20001242, -0.16623403, 0.14201553, -0.13159697, 0.127625, -7.636314e-2,
@@ -54,18 +38,6 @@ LOG = (
 ATANH = (
     0.6666666666666734, 0.3999999999941664, 0.2857142874212918, 0.2222219858279114,
     0.18183564607842587, 0.15314025573180545, 0.14796359402734405,
-)  # fmt: skip
-# 3*atanh(s) = s*(3 + z + z*z*q(z)), to the precision that float64 power needs
-ATANH_FINE = (
-    0.6000000000000338, 0.4285714285514948, 0.33333333779843893, 0.27272676556227804,
-    0.23080135635940466, 0.1988523772811915, 0.19794363352417005,
-)  # fmt: skip
-# log2(1 + f) = f*q(f), in float64, to the precision that float32 power needs
-LOG2 = (
-    1.4426950408687054, -0.7213475204998127, 0.480898359132473, -0.36067371221827305,
-    0.28853748832755005, -0.24045196840843533, 0.20616946618884888, -0.18031543602511813,
-    0.15884721782429703, -0.14310095240643061, 0.1443386685875575, -0.14275539703651804,
-    0.0778450242241218,
 )  # fmt: skip
 # tanh(x) = x + x*z*q(z), z = x*x, for |x| < 0.625
 TANH = {
@@ -110,8 +82,6 @@ ERFC = {
         -2.0453738942542215e-10, 4.929651576358996e-12,
     ),
 }  # fmt: skip
-# x**(-1/3) for sqrt(1/2) <= x <= sqrt(2), to be refined
-CUBE_ROOT = (1.5581534, -0.76722663, 0.20967123)
 
 
 @dataclass(frozen=True)
@@ -122,8 +92,6 @@ class Format:
     bias: int  # of the exponent
     log2: tuple[float, float]  # log(2): a part that any exponent multiplies exactly, and the rest
     log10: tuple[float, float]  # log10(2), the same way
-    per_log2: tuple[float, float]  # 1/log(2), rounded, and the rest
-    per_log10: tuple[float, float]  # 1/log(10)
     overflow: float  # exp of it is infinite
     underflow: float  # exp below it is 0
 
@@ -146,13 +114,11 @@ class Format:
 FORMATS = {
     32: Format(
         23, 127, (0.693145751953125, 1.4286068203094173e-06),
-        (0.301025390625, 4.605038981195214e-06), (1.4426950216293335, 1.9259629911266175e-08),
-        (0.4342944920063019, -1.0103050052231683e-08), 89.0, -103.98,
+        (0.301025390625, 4.605038981195214e-06), 89.0, -103.98,
     ),
     64: Format(
         52, 1023, (0.6931471805601177, -1.7239444525614835e-13),
-        (0.3010299956640665, -8.532344317057107e-14), (1.4426950408889634, 2.0355273740931033e-17),
-        (0.4342944819032518, 1.098319650216765e-17), 710.0, -745.14,
+        (0.3010299956640665, -8.532344317057107e-14), 710.0, -745.14,
     ),
 }  # fmt: skip
 
@@ -163,7 +129,7 @@ FORMATS = {
 def reduce_exp(x: Word) -> tuple[Word, Word, Word]:
     """n, r, t with x = n*log(2) + r, |r| <= log(2)/2 and the integer n in the low bits of t."""
     form = FORMATS[x.width]
-    t = mad(x, form.per_log2[0], form.shifter)
+    t = mad(x, PER_LOG2, form.shifter)
     n = t - form.shifter
     return n, mad(n, -form.log2[1], mad(n, -form.log2[0], x)), t.bits()
 
@@ -179,6 +145,11 @@ def scale(p: Word, n: Word) -> Word:
     multiplied in two halves, so that a subnormal or infinite product is rounded once."""
     half = n >> 1  # n is padded with zeros on the left: its halves add up modulo the exponent
     return p * power_of_two(half) * power_of_two(n - half)
+
+
+def head(x: Word) -> Word:
+    """The first half of the mantissa, 26 bits or 12: products of two such are exact."""
+    return (x.bits() & -(1 << (FORMATS[x.width].digits + 2) // 2)).float()
 
 
 def exp_polynomial(r: Word) -> Word:
@@ -234,10 +205,15 @@ def cosh(x: Word) -> Word:
 
 
 def tanh(x: Word) -> Word:
+    form = FORMATS[x.width]
     a = abs(x)
-    top = FORMATS[x.width].digits * 0.375  # tanh of it rounds to 1
-    _, r, n = reduce_exp(where(a > top, top, a) * 2.0)
-    e = exp_polynomial(r) * power_of_two(n)
+    top = 0.375 * form.digits  # tanh of it rounds to 1
+    # exp(2a) by a shorter reduction: where n is large, its error is small beside the 1.
+    c = where(a > top, top, a)
+    t = mad(c, 2.0 * PER_LOG2, form.shifter)
+    r = mad(t - form.shifter, -0.5 * math.log(2.0), c)
+    doubled = [c * 2.0**i for i, c in enumerate((1.0, 1.0, *EXP[x.width]))]
+    e = polynomial(r, doubled) * power_of_two(t.bits())
     z = a * a
     small = mad(a * z, polynomial(z, TANH[x.width]), a)
     return copysign(where(a < 0.625, small, 1.0 - 2.0 / (e + 1.0)), x)
@@ -245,7 +221,9 @@ def tanh(x: Word) -> Word:
 
 def sigmoid(x: Word) -> Word:
     e = exp_below(-abs(x))
-    return where(x < 0.0, e, 1.0) / (e + 1.0)
+    # e*(1 - t) and 1 - t, which have fewer roundings than e/(1 + e) and 1/(1 + e).
+    n = where(x < 0.0, e, 1.0)
+    return mad(-n, e / (e + 1.0), n)
 
 
 def erf(x: Word) -> Word:
@@ -308,111 +286,22 @@ def log1p(x: Word) -> Word:
 
 def log2(x: Word) -> Word:
     k, m, _ = split(x)
-    f, (high, low) = m - 1.0, FORMATS[x.width].per_log2
-    return log_edges(k + mad(f, high, mad(log_tail(f), high, f * low)), x)
+    f = m - 1.0
+    return log_edges(k + (f + log_rest(f, 0.4426950408889634074, PER_LOG2)), x)
 
 
 def log10(x: Word) -> Word:
-    form = FORMATS[x.width]
     k, m, _ = split(x)
-    f, (high, low) = m - 1.0, form.per_log10
-    rest = mad(k, form.log10[1], mad(log_tail(f), high, f * low))
-    return log_edges(mad(k, form.log10[0], mad(f, high, rest)), x)
+    f, (high, low) = m - 1.0, FORMATS[x.width].log10
+    rest = mad(k, low, log_rest(f, -0.06570551809674817235, PER_LOG10))
+    return log_edges(mad(k, high, mad(f, 0.5, rest)), x)
 
 
-# Roots and powers
-
-
-def sqrt(x: Word) -> Word:
-    return intrinsic_call("llvm.sqrt", x)
-
-
-def cbrt(x: Word) -> Word:
-    a = abs(x)
-    k, m, _ = split(a)
-    t = mad(k, 1 / 3, FORMATS[x.width].shifter)
-    rest = k - (t - FORMATS[x.width].shifter) * 3.0
-    up, down = rest > 0.5, rest < -0.5
-    w = polynomial(m, CUBE_ROOT) * where(up, x.like(0.5 ** (1 / 3)), where(down, x.like(2 ** (1 / 3)), 1.0))
-    m = m * where(up, x.like(2.0), where(down, x.like(0.5), 1.0))
-    for _ in range(1 if x.width == 32 else 2):  # w -> m**(-1/3), each time with thrice the digits
-        e = 1.0 - m * w * w * w
-        w = w + w * e * mad(e, 2 / 9, 1 / 3)
-    square = w * w
-    y = m * square
-    y = y - mad(y * y, y, -m) * (square * (1 / 3))
-    y = copysign(y * power_of_two(t.bits()), x)
-    return where((x == 0.0) | ~(a < INF), x, y)
-
-
-def power(x: Word, y: Word) -> Word:
-    a = abs(x)
-    # Beyond this exponent every base but 1 gives 0 or infinity.
-    far = where(y > 2.0**70, 2.0**70, where(y < -(2.0**70), -(2.0**70), y))
-    r = power_f32(a, far) if x.width == 32 else power_f64(a, far)
-    infinite = a == INF
-    # A base of 0 or infinity: 0 or infinity, whichever the sign of the exponent asks for.
-    r = where((a == 0.0) | infinite, where((y > 0.0) ^ infinite, r.like(0.0), INF), r)
-    whole = floor(y) == y
-    half = y * 0.5
-    odd = whole & (floor(half) != half)
-    negative = x.bits() < 0
-    r = where(negative & odd, -r, r)
-    r = where((x < 0.0) & ~infinite & ~whole, NAN, r)
-    r = where((x != x) | (y != y), x + y, r)
-    return where((y == 0.0) | (x == 1.0), 1.0, r)
-
-
-def power_f32(a: Word, y: Word) -> Word:
-    """a**y for positive finite a, through float64."""
-    k, m, _ = split(a.cast(DOUBLE))
-    f = m - 1.0
-    p = mad(f, polynomial(f, LOG2), k) * y.cast(DOUBLE)
-    p = where(p > 200.0, 200.0, p)
-    p = where(p < -200.0, -200.0, p)
-    t = p + FORMATS[64].shifter
-    w = p - (t - FORMATS[64].shifter)
-    return (polynomial(w, EXP2[32]) * power_of_two(t.bits())).cast(FLOAT)
-
-
-def head(x: Word) -> Word:
-    """The first 26 bits of a float64: products of two such are exact."""
-    return (x.bits() & -(1 << 27)).float()
-
-
-def power_f64(a: Word, y: Word) -> Word:
-    """a**y for positive finite a: log2(a) to 68 bits, as 2/(3*log(2)) * s*(3 + z + z*z*q(z))."""
-    k, m, _ = split(a)
-    u, v = m + 1.0, m - 1.0
-    s = v / u
-    s1, u1 = head(s), head(u)
-    s2 = ((v - s1 * u1) - s1 * (m - (u1 - 1.0))) / u
-    z1 = s1 * s1
-    z2 = s2 * (s1 + s)
-    z = s * s
-    tail = mad(z * z, polynomial(z, ATANH_FINE), z2)
-    t1 = head(z1 + 3.0 + tail)
-    t2 = tail - ((t1 - 3.0) - z1)
-    p = s1 * t1
-    rest = s2 * t1 + t2 * s
-    p1 = head(p + rest)
-    p2 = rest - (p1 - p)
-    c1, c2 = 0.9617967009544373, -7.028461650952758e-09
-    l1 = p1 * c1
-    l2 = p1 * c2 + p2 * (c1 + c2)
-    g1 = head(k + (l1 + l2))
-    g2 = l2 - ((g1 - k) - l1)
-    y1 = head(y)
-    e1, e2 = y1 * g1, (y - y1) * g1 + y * g2
-    top = 1100.0
-    over, under = e1 > top, e1 < -top
-    e1 = where(over, top, where(under, -top, e1))
-    e2 = where(over | under, 0.0, e2)
-    t = (e1 + e2) + FORMATS[64].shifter
-    w = (e1 - (t - FORMATS[64].shifter)) + e2
-    return scale(polynomial(w, EXP2[64]), t.bits())
+def log_rest(f: Word, over: float, unit: float) -> Word:
+    """log(1 + f)*unit less f times a short number near the unit, which it exceeds by `over`."""
+    return mad(f, over, log_tail(f) * unit)
 
 
 FUNCTIONS: tuple[Callable[..., Word], ...] = (
-    exp, expm1, sinh, cosh, tanh, sigmoid, erf, log, log1p, log2, log10, sqrt, cbrt,
+    exp, expm1, sinh, cosh, tanh, sigmoid, erf, log, log1p, log2, log10,
 )  # fmt: skip

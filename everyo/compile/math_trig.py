@@ -9,10 +9,10 @@ The coefficients are our own minimax fits, lowest order first.
 
 from math import pi
 
+from llvmlite import ir
+
 from everyo.compile.intrinsics import (
     DOUBLE,
-    FLOAT,
-    I32,
     I64,
     Word,
     copysign,
@@ -22,9 +22,8 @@ from everyo.compile.intrinsics import (
     polynomial,
     where,
 )
-from everyo.compile.math_exp import FORMATS, head
+from everyo.compile.math_exp import FORMATS, INF, NAN, head
 
-INF, NAN = float("inf"), float("nan")
 TOP = 1 << 63
 
 # The first 1280 binary digits of 1/(2*pi) after the point.
@@ -37,25 +36,16 @@ TURNS = int(
 )
 # pi/2 and pi/4, rounded, and the rest
 HALF_PI = {32: (1.5707963705062866, -4.371139000186243e-08), 64: (pi / 2, 6.123233995736766e-17)}
-# sin(x) = x + x*z*q(z), z = x*x, for |x| <= pi/2
+# sin(x) = x + x*z*q(z) and cos(x) = 1 - z/2 + z*z*q(z), z = x*x, for |x| <= 1
 SIN = {
-    32: (-0.1666666, 8.333069e-3, -1.9809708e-4, 2.6057699e-6),
-    64: (
-        -0.16666666666666666, 0.008333333333333207, -0.00019841269841212476, 2.7557319211568538e-06,
-        -2.505210690431555e-08, 1.6058940997418358e-10, -7.643019303407903e-13,
-        2.721419972404838e-15,
-    ),
-}  # fmt: skip
-# the same for |x| <= 1, and cos(x) = 1 - z/2 + z*z*q(z); in float64, for float32 and float64 results
-SIN_SHORT = {
-    32: (-0.16666666485468445, 0.008333316053792473, -0.00019836115129010518, 2.694809993161916e-06),
+    32: (-0.16666667, 8.333354e-3, -1.9842385e-4, 2.7262981e-6),
     64: (
         -0.16666666666666666, 0.008333333333333106, -0.00019841269841080233, 2.755731914882703e-06,
         -2.505209241667006e-08, 1.605717548745497e-10, -7.533604070577758e-13,
     ),
 }  # fmt: skip
-COS_SHORT = {
-    32: (0.04166657388368707, -0.0013884675178832528, 2.4200300091282677e-05),
+COS = {
+    32: (4.1666575e-2, -1.3884697e-3, 2.4201614e-5),
     64: (
         0.041666666666666664, -0.0013888888888888514, 2.480158730135513e-05, -2.755731915059538e-07,
         2.0876743972081834e-09, -1.1469433514582998e-11, 4.709160437384621e-14,
@@ -125,90 +115,87 @@ def fraction_f64(m: Word, e: Word) -> tuple[Word, Word]:
     return high + carry, total
 
 
+def quarter(x: Word, ahead: int, kind: ir.Type) -> tuple[Word, Word | None, Word, Word]:
+    """r, lost, odd, sign of |x| + ahead quarter turns: less n of them, r + lost remains, r of the
+    given type and |r| <= pi/4 or r = |x| < 1; n is odd or not, and its second bit is a sign bit."""
+    a = abs(x)
+    near = a < 1.0
+    turns, rest = fraction(a)
+    r, lost = radians(turns, rest)
+    n = ((turns + ((ahead << 62) + (1 << 61))) >> 62).cast(x.bits().type)
+    n = where(near, ahead, n)
+    if lost is not None:
+        lost = where(near, 0.0, lost)
+    sign = (n & 2) << (x.width - 2)
+    return where(near, a.cast(kind), r.cast(kind)), lost, (n & 1) == 1, sign
+
+
 def radians(turns: Word, rest: Word | None) -> tuple[Word, Word | None]:
-    """An angle in 2**-64 turns, signed, in radians: a float64, and for 128 bits what it lacks."""
+    """What these 64 or 128 bits of turns have beyond the nearest quarter, in radians: a float64,
+    and with 128 bits what that lacks."""
     if rest is None:
-        return turns.cast(DOUBLE) * (pi / TOP), None
+        return (turns << 2).cast(DOUBLE) * (pi / 2 / 2**64), None
+    turns = ((turns + (1 << 61)) & ((1 << 62) - 1)) - (1 << 61)
     # 26 bits of it, times 26 bits of pi, are exact; the other 102 follow in two floats.
     first = (turns + (1 << 35)) & -(1 << 36)
     second = ((turns - first) << 16) | (rest >> 48)
     third = rest & ((1 << 48) - 1)
     a = first.cast(DOUBLE)
     b = mad(third.cast(DOUBLE), 2.0**-48, second.cast(DOUBLE))
-    pi_high, pi_low = 3.1415926814079285, -2.7818135228334233e-08
-    exact = a * (pi_high / TOP)
-    tail = mad(b, pi / TOP / 2**16, a * (pi_low / TOP))
+    exact = a * (3.1415926814079285 / 2**63)
+    tail = mad(b, pi / 2**79, a * (-2.7818135228334233e-08 / 2**63))
     r = exact + tail
     return r, (exact - r) + tail
 
 
-def sine(x: Word, quarters: int) -> Word:
-    """sin(|x| + quarters*pi/2) for 0 or 1 quarters."""
-    a = abs(x)
-    turns, rest = fraction(a)
-    turns = turns + ((quarters + 1) << 62 & (2**64 - 1))
-    # To the nearest half turn: its parity is the sign, the rest an angle within pi/2.
-    r, lost = radians((turns & (TOP - 1)) - (1 << 62), rest)
-    near = a < 1.0
-    high, low = HALF_PI[x.width]
-    if lost is None:
-        r = r.cast(FLOAT)
-        sign = (turns >> 32).cast(I32) & (1 << 31)
-        near_r = (high - a) + low if quarters else a
-    else:
-        sign = turns & TOP
-        near_r = high - a if quarters else a
-        lost = where(near, ((high - near_r) - a) + low if quarters else 0.0, lost)
-    r = where(near, near_r, r)
-    sign = where(near, 0, sign)
+def sine_cosine(
+    r: Word, lost: Word | None, width: int
+) -> tuple[tuple[Word, Word | None], tuple[Word, Word | None]]:
+    """sin and cos of r + lost for |r| <= 1, as a result of that width needs them; and with `lost`,
+    what they lack."""
     z = r * r
-    tail = (r * z) * polynomial(z, SIN[x.width])
-    if lost is not None:
-        tail = mad(lost, mad(z, -0.405, 1.0), tail)  # roughly cos(r)
-    y = r + tail
-    y = (y.bits() ^ sign).float()
-    return where(a < INF, y, NAN)
+    cube, p, q = r * z, polynomial(z, SIN[width]), COS[width]
+    if lost is None:
+        return (mad(cube, p, r), None), (polynomial(z, (1.0, -0.5, *q)), None)
+    half = z * 0.5
+    c = 1.0 - half
+    s_tail = mad(cube, p, lost * c)
+    c_tail = mad(z * z, polynomial(z, q), ((1.0 - c) - half) - r * lost)
+    sine, cosine = r + s_tail, c + c_tail
+    return (sine, (r - sine) + s_tail), (cosine, (c - cosine) + c_tail)
+
+
+def finish(y: Word, sign: Word, x: Word) -> Word:
+    """y with its sign flipped by a sign bit, and NaN for an infinite x."""
+    return where(abs(x) < INF, (y.bits() ^ sign).float(), NAN)
+
+
+def sign_bit(x: Word) -> Word:
+    return x.bits() & (1 << (x.width - 1))
 
 
 def sin(x: Word) -> Word:
-    y = sine(x, 0)
-    return (y.bits() ^ (x.bits() & (1 << (x.width - 1)))).float()
+    r, lost, odd, sign = quarter(x, 0, x.type)
+    (s, _), (c, _) = sine_cosine(r, lost, x.width)
+    return finish(where(odd, c, s), sign ^ sign_bit(x), x)
 
 
 def cos(x: Word) -> Word:
-    return sine(x, 1)
+    r, lost, odd, sign = quarter(x, 1, x.type)
+    (s, _), (c, _) = sine_cosine(r, lost, x.width)
+    return finish(where(odd, c, s), sign, x)
 
 
 def tan(x: Word) -> Word:
-    a = abs(x)
-    near = a < 1.0
-    turns, rest = fraction(a)
-    turns = turns + (1 << 61)
-    # To the nearest quarter turn: odd ones turn the quotient over.
-    odd = ((turns & (1 << 62)) != 0) & ~near
-    r, lost = radians((turns & ((1 << 62) - 1)) - (1 << 61), rest)
-    r = where(near, a.cast(DOUBLE) if lost is None else a, r)
-    z = r * r
-    s_tail = (r * z) * polynomial(z, SIN_SHORT[x.width])
-    c_tail = (z * z) * polynomial(z, COS_SHORT[x.width])
-    half = z * 0.5
-    if lost is None:
-        s, c = r + s_tail, 1.0 - half + c_tail
-        y = (where(odd, -c, s) / where(odd, s, c)).cast(FLOAT)
-    else:
-        lost = where(near, 0.0, lost)
-        s_tail = mad(lost, 1.0 - half, s_tail)
-        s = r + s_tail
-        s_low = (r - s) + s_tail
-        c = 1.0 - half
-        c_tail = c_tail + (((1.0 - c) - half) - r * lost)
-        c_high = c + c_tail
-        c_low = (c - c_high) + c_tail
-        over, under = where(odd, -c_high, s), where(odd, s, c_high)
-        over_low, under_low = where(odd, -c_low, s_low), where(odd, s_low, c_low)
-        q = over / under
-        y = q + (over_low - q * under_low) / under
-    return where(a < INF, (y.bits() ^ (x.bits() & (1 << (x.width - 1)))).float(), NAN)
+    # The quotient of two rounded values would be off by more than 2 ulp: in float32 both are
+    # float64, in float64 what they lack corrects it.
+    r, lost, odd, _ = quarter(x, 0, DOUBLE)
+    (s, s_low), (c, c_low) = sine_cosine(r, lost, x.width)
+    over, under = where(odd, -c, s), where(odd, s, c)
+    y = over / under
+    if lost is not None:
+        y = y + (where(odd, -c_low, s_low) - y * where(odd, s_low, c_low)) / under
+    return finish(y.cast(x.type), sign_bit(x), x)
 
 
 def arcsin(x: Word) -> Word:
@@ -228,8 +215,8 @@ def arccos(x: Word) -> Word:
 
 
 def arc(a: Word) -> tuple[Word, Word, Word, Word, Word]:
-    """Whether a > 0.5, a root s = s_high + s_low, and p with arcsin(s) = s + s*p; s is sqrt((1 - a)/2),
-    whose arcsine is half the arccosine of a; where a <= 0.5, p belongs to a itself."""
+    """Whether a > 0.5, s = sqrt((1 - a)/2) and its two parts, and p; arcsin(s) = s + s*p is half the
+    arccosine of a. Where a <= 0.5, p belongs to a itself: arcsin(a) = a + a*p."""
     large = a > 0.5
     z = where(large, (1.0 - a) * 0.5, a * a)
     s = intrinsic_call("llvm.sqrt", z)
