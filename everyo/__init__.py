@@ -48,6 +48,10 @@ from everyo.ops.reduce import (
     variance,
 )  # fmt: skip
 from everyo.optim import SGD, Adam, Optimizer, clip_grad_norm, clip_grad_value
+from everyo.profiler import Profiler, profile, record_function
+from everyo.quantization import (
+    QuantizationError, QuantizedArray, QuantizedLinear, quantize, quantize_dynamic,
+)  # fmt: skip
 from everyo.serialization import (
     inspect_archive, load, load_checkpoint, load_weights, save, save_checkpoint, save_weights,
 )  # fmt: skip

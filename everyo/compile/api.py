@@ -29,6 +29,7 @@ from everyo.compile.tree import flatten, unflatten
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device import device as as_device
 from everyo.core.tensor import Tensor
+from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOTraceError
 
 KEYS = 128  # versions kept per function, the least recently used go first
@@ -78,10 +79,17 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if TRACES and MODE.trace is not None:
             return self._function(*args, **kwargs)
+        if Watcher.active is not None:
+            with Watcher.active.span(self._name, args, compiled=True):
+                return self._general(args, kwargs)
         for launch in self._launchers:
             result = launch(args, kwargs)
             if result is not MISS:
                 return result
+        return self._general(args, kwargs)
+
+    def _general(self, args: tuple, kwargs: dict) -> Any:
+        """A call that no launcher took."""
         dynamic, key, rebuild = self._signature(args, kwargs)
         if self._eager_keys and key in self._eager_keys:
             return self._function(*args, **kwargs)
@@ -91,7 +99,7 @@ class CompiledFunction:
             if self._options.fallback != "eager":
                 raise
             self._eager_keys.add(key)
-            warnings.warn(f"{self._name} runs eagerly, it cannot be compiled: {error}", stacklevel=2)
+            warnings.warn(f"{self._name} runs eagerly, it cannot be compiled: {error}", stacklevel=3)
             return self._function(*args, **kwargs)
         result = entry.run(dynamic, arrays)
         if entry.verified or not self._options.check:

@@ -23,6 +23,7 @@ from everyo.compile.blas import ONE_THREAD
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.ir import Graph, Node, require
 from everyo.compile.rows import ROW, Plan
+from everyo.core.watch import Watcher
 
 Arrays = Sequence[np.ndarray]
 ALONE = 1 << 18  # OpenBLAS keeps to one thread below so many multiplications
@@ -60,13 +61,30 @@ class Program:
     def __call__(self, arrays: Arrays) -> list[np.ndarray]:
         outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
         with self.lock:
-            status = self._run(arrays, outputs)
+            watcher = Watcher.active
+            status = self._run(arrays, outputs) if watcher is None else self._timed(
+                arrays, outputs, watcher)  # fmt: skip
         if status == native.OVERLAP:
             return self._on_copies(arrays)
         if status >= native.FAILED:
             check = self._legal.checks[status - native.FAILED]
             raise check.error(check.message)
         return outputs
+
+    def _timed(self, arrays: Arrays, outputs: Arrays, watcher: Any) -> int:
+        """`_run` with a span around each row. The checks are looked at where they always are."""
+        guard, count = self._plan.guard, len(self.kernels)
+        if self._run(arrays, outputs, (0, 0)) == native.OVERLAP:
+            return native.OVERLAP
+        for i in range(count + 1):
+            status = self._run(arrays, outputs, (i, i)) if i == guard else native.FINE
+            if status >= native.FAILED:
+                return status
+            if i < count:
+                row = self.kernels[i]
+                with watcher.span(row.name, kernel=True, bytes=row.bytes, flops=row.flops):
+                    self._run(arrays, outputs, (i, i + 1))
+        return native.FINE
 
     def execute(self) -> int:
         """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""

@@ -15,6 +15,7 @@ from everyo.core.dtype import DTypeLike
 from everyo.core.random import Generator
 from everyo.core.state import Epoch, Tracked, load, store
 from everyo.core.tensor import Tensor
+from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOError, EveryOSerializationError
 
 __all__ = ["MODULE_REGISTRY", "Module", "Parameter", "get_module_class", "register_module"]
@@ -80,7 +81,10 @@ class Module(Tracked):
         self.__dict__["_buffers"] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        if Watcher.active is None:
+            return self.forward(*args, **kwargs)
+        with Watcher.active.span(type(self).__name__, args):
+            return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the result; every module defines its own."""
