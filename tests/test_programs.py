@@ -176,42 +176,6 @@ def test_a_program_runs_in_several_threads():
     assert not wrong
 
 
-def test_large_outputs_are_used_again_only_when_nobody_holds_them():
-    b = Builder()
-    x = b.input((200, 200))
-    kernel = cpu.Program(b.graph(b.op("negative", x)))
-    ones = np.ones((200, 200), "f4")
-    held = [kernel([ones * k])[0] for k in range(5)]
-    for k, h in enumerate(held):
-        assert (h == -k).all()
-    view = memoryview(held[-1])
-    held = held[-2][3:4].T  # a view of a view keeps its array as well
-    for k in range(5):
-        kernel([ones * (9 + k)])
-    assert (np.asarray(view) == -4).all() and (held == -3).all()
-    del view, held
-    places = {kernel([ones])[0].ctypes.data for _ in range(9)}
-    assert len(places) == 1
-
-
-@pytest.mark.parametrize("spoil", ["shape", "dtype", "flags"])
-def test_an_output_that_was_changed_in_place_is_not_used_again(spoil):
-    b = Builder()
-    kernel = cpu.Program(b.graph(b.op("negative", b.input((200, 200)))))
-    ones = np.ones((200, 200), "f4")
-    for _ in range(3):
-        (out,) = kernel([ones])
-        if spoil == "flags":
-            out.flags.writeable = False
-        elif spoil == "shape":
-            out.resize((100, 400), refcheck=False)
-        else:
-            out = out.view("i4")
-        del out
-    (out,) = kernel([ones])
-    assert out.shape == (200, 200) and out.dtype == F32 and (out == -1).all()
-
-
 @pytest.mark.skipif(not blas.ONE_THREAD.adjustable, reason="this BLAS has no thread setting")
 def test_the_users_blas_threads_are_put_back():
     one = blas.ONE_THREAD

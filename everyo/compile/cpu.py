@@ -7,9 +7,7 @@ lies in one arena.
 """
 
 import ctypes
-import math
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +25,6 @@ from everyo.core.watch import Watcher
 
 Arrays = Sequence[np.ndarray]
 ALONE = 1 << 18  # OpenBLAS keeps to one thread below so many multiplications
-LARGE = 1 << 16  # bytes from which an output is worth keeping for another call
-KEPT = 2  # per output: the one that the caller still has while the next is computed, and that one
 _POINTER_AT = 16  # where an array object holds the address of its data
 
 
@@ -187,39 +183,6 @@ class Program:
 def work(product: Node) -> int:
     """The multiplications of one matrix product of a batch."""
     return product.shape[-2] * product.shape[-1] * product.inputs[0].shape[-1]
-
-
-class _Output:
-    """Arrays for one output. A large one is used again once nobody else holds it or a view of it:
-    fresh pages cost more than most kernels."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.shape, self.dtype = shape, dtype
-        self.large = math.prod(shape) * dtype.itemsize >= LARGE
-        self.kept: list[np.ndarray] = []
-
-    def fresh(self) -> np.ndarray:
-        if not self.large:
-            return np.empty(self.shape, self.dtype)
-        for i in range(len(self.kept)):
-            if _holders(self.kept, i) == _ALONE and self._as_made(self.kept[i]):
-                return self.kept[i]
-        array = np.empty(self.shape, self.dtype)
-        self.kept = [*self.kept, array][-KEPT:]
-        return array
-
-    def _as_made(self, a: np.ndarray) -> bool:
-        """Shape, dtype and flags of an array can be changed in place by whoever had it."""
-        same = a.shape == self.shape and a.dtype == self.dtype
-        return same and a.flags.c_contiguous and a.flags.writeable and a.flags.owndata
-
-
-def _holders(arrays: list[np.ndarray], i: int) -> int:
-    """References to an array; its views hold one each."""
-    return sys.getrefcount(arrays[i])
-
-
-_ALONE = _holders([np.empty(1)], 0)
 
 
 def like(a: np.ndarray) -> np.ndarray:

@@ -48,7 +48,9 @@ from everyo.compile.space import Layout, chain
 
 CHUNK = 8192  # a chunk has at least so many elements
 CHUNKS = 16  # and there are at most so many of them
-BLOCK = 2048  # a sum runs over at most so many elements before it goes to float64
+BLOCK = 1024  # a sum runs over at most so many elements before it goes to float64
+FEW = 4  # so many elements of a sum may be added one by one
+LANES = 64  # elements that a vectorised sum takes at once; what remains is added one by one
 DEEP = 256  # a float32 column sum takes at most so many rows before it goes to float64
 RUNTIME = 16  # known trip counts from here on make LLVM unroll first and then not vectorise
 NESTED = 3  # inner loops; more axes than that share one loop (Python allows 20 nested blocks)
@@ -268,7 +270,8 @@ class _Lowering:
         self.loop_known: dict = {}
         self.loop_lines: list[Statement] = []
         self.before: list[Statement] = []
-        self.after_block: list[Statement] = []
+        self.before_run: list[Statement] = []
+        self.after_run: list[Statement] = []
         self.after: list[Statement] = []
         for n in self.nest.roots[p]:
             if n in s.reduced:
@@ -302,16 +305,17 @@ class _Lowering:
         for i, (var, size, digits) in reversed(list(enumerate(ranges))):
             low: int | str = 0
             high = self._extent(i, size)
-            if i == 0 and self.nest.flat:
+            runs = self.after_run and i == len(ranges) - 1
+            cut = bool(runs) and self._run() < size
+            if self.nest.flat:
                 low, high = ("block", "end") if self._blocked() else ("low", "high")
-            elif i == 0 and self.after_block:
+            elif cut:
                 low, high = "block", "end"
             body = (Loop(var, low, high, (*digits, *body)),)
-        if self.after_block and not self.nest.flat:
-            size = ranges[0][1]
-            step = max(1, BLOCK * size // self.nest.width)
-            blocks = (*body, *self.after_block)
-            body = (Loop("block", 0, self._extent(0, size), blocks, "block", step, "end"),)
+            if runs:
+                body = (*self.before_run, *body, *self.after_run)
+            if cut:
+                body = (Loop("block", 0, self._extent(i, size), body, "block", self._run(), "end"),)
         return list(body)
 
     def _blocked(self) -> bool:
@@ -334,22 +338,10 @@ class _Lowering:
             return
         wider, pair = wide(n.op, dtype), paired(n.op, dtype)
         result, known_as = v, dtype
-        once = self.nest.inner and not self.nest.flat and not self.nest.cut[n] & self.nest.inner_all
-        if not once:
-            result = a = self._name("a")
-            self.before.append(Start(a, first(n.op, dtype)))
-            self.loop_lines.append(Fold(a, op, v, dtype, "free"))
-            if (
-                n.op == "sum"
-                and dtype.kind == "f"
-                and self.nest.width > 2 * BLOCK
-                and not self.nest.flat
-            ):
-                total = self._name("t")
-                self.before.append(Start(total, first(n.op, F64), pair))
-                self._add(total, op, a, dtype, F64, pair, self.after_block)
-                self.after_block.append(Start(a, first(n.op, dtype)))
-                result, known_as = self._closed(total, pair, self.after), F64
+        if not (
+            self.nest.inner and not self.nest.flat and not self.nest.cut[n] & self.nest.inner_all
+        ):
+            result, known_as = self._fold(n, v)
         if n in self.space.rows:
             self.row_known[n] = self._cast(result, known_as, dtype, self.after)
         elif not m:
@@ -363,6 +355,37 @@ class _Lowering:
             k = self._partial(n, wider, n)
             self._accumulate(k, op, self._index(m, 0, 1), result, known_as, wider, self.after)
             self.combines.append(Combine(k, n))
+
+    def _fold(self, n: Node, v: Value) -> tuple[Value, np.dtype]:
+        """Fold v over the inner loops: the result, and its dtype.
+
+        A sum of floats meets in something wider after every run of the innermost loop, which is
+        cut so that no run adds more than a few elements one by one to a large total.
+        """
+        op, dtype, a = FOLDS[n.op], n.dtype, self._name("a")
+        wider, pair = wide(n.op, dtype), paired(n.op, dtype)
+        exact = n.op == "sum" and dtype.kind == "f" and not self.nest.flat
+        size = self.nest.inner[-1].size
+        if exact and size < LANES:  # not worth a vector: every element is added in the wider form
+            self.before.append(Start(a, first(n.op, wider), pair))
+            self._add(a, op, v, dtype, wider, pair, self.loop_lines)
+            return self._closed(a, pair, self.after), wider
+        self.loop_lines.append(Fold(a, op, v, dtype, "free"))
+        if not exact or (len(self.nest.inner) == 1 and self._run() == size):
+            self.before.append(Start(a, first(n.op, dtype)))
+            return a, dtype
+        total = self._name("t")
+        self.before.append(Start(total, first(n.op, wider), pair))
+        self.before_run.append(Start(a, first(n.op, dtype)))
+        self._add(total, op, a, dtype, wider, pair, self.after_run)
+        return self._closed(total, pair, self.after), wider
+
+    def _run(self) -> int:
+        """Elements of the innermost loop between two visits to the wider totals."""
+        size = self.nest.inner[-1].size
+        if size > BLOCK:
+            return BLOCK
+        return size // LANES * LANES if size % LANES > FEW else size
 
     def _add(
         self, total: str, op: str, v: Value, of: np.dtype, to: np.dtype, pair: bool, lines: list

@@ -175,7 +175,7 @@ def strided(operand: Node, layout: Layout) -> tuple[Node, Dims, int] | None:
     base, views = chain(operand)
     shape = base.shape
     strides = layout(base)
-    if views and views[0].op == "reshape" and strides == contiguous(shape) and base.op != "iota":
+    while views and views[0].op == "reshape" and strides == contiguous(shape) and base.op != "iota":
         shape, views = views[0].shape, views[1:]
         strides = contiguous(shape)
     dims: Dims = [[(Axis(n), s)] for n, s in zip(shape, strides, strict=True)]
