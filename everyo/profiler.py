@@ -2,8 +2,8 @@
 
 Inside `with profile() as result:` every call of a `Module` is an event, nested ones too, as is
 every call of a compiled function and every kernel it runs (one after the other, on one thread, so
-that each can be timed), and every region marked with `record_function`. `summary()` adds the events up
-by name; `export_chrome_trace` writes a file that chrome://tracing and Perfetto show.
+that each can be timed), and every region marked with `record_function`. `summary()` adds up the
+events by name; `export_chrome_trace` writes a file that chrome://tracing and Perfetto show.
 """
 
 import json

@@ -51,7 +51,8 @@ class QuantizedArray:
 
 
 def quantize(array: Any, *, axis: int | None = None) -> QuantizedArray:
-    """An array as int8, rounded half to even: zeros stay zero, and the error is half a scale at most. With `axis`, each entry of that axis has a scale of its own.
+    """An array as int8, rounded half to even: zeros stay zero, and the error is half a scale at
+    most. With `axis`, each entry of that axis has a scale of its own.
 
     Raises `QuantizationError` for an empty array, for NaN or infinity, and for an axis that does
     not exist.

@@ -83,6 +83,7 @@ def test_a_quantized_layer_is_close_and_has_no_parameters(bias):
     assert quantized.parameters() == []
     assert not quantized.training
     assert [n for n, _ in quantized.named_buffers()][:2] == ["qweight", "weight_scale"]
+    assert sum(b.nbytes for b in quantized.buffers()) == 16 * 8 + 4 * (8 + 8 * bias)
     assert quantized.qweight.dtype == np.int8
     assert hasattr(quantized, "bias") is bias
     with pytest.raises(eo.EveryOShapeError, match="must be 16"):
@@ -115,7 +116,6 @@ def test_every_linear_below_a_model_is_replaced(inplace):
     assert (quantized is model) is inplace
     assert (type(model.head) is eo.Linear) is not inplace
     assert model.training is not inplace
-    assert sum(b.nbytes for b in quantized.buffers()) < 0.4 * 4 * Model().num_parameters()
 
 
 def test_a_transformer_is_quantized_inside():
