@@ -69,10 +69,10 @@ def fmod_of(x: Word, y: Word) -> Word:
     return fmod(x.cast(DOUBLE), y.cast(DOUBLE)).cast(x.type) if x.width == 32 else fmod(x, y)
 
 
-def remainder(x: Word, y: Word) -> Word:
-    """The remainder that has the sign of y; 0 for an integer y of 0."""
+def remainder(x: Word, y: Word, m: Word | None = None) -> Word:
+    """The remainder that has the sign of y; 0 for an integer y of 0. `m` is fmod(x, y) if known."""
     if x.is_float:
-        m = fmod_of(x, y)
+        m = fmod_of(x, y) if m is None else m
         moved = where((m < 0.0) ^ (y < 0.0), m + y, m)
         return where((m == 0.0) & (y != 0.0), copysign(m, y), moved)
     safe, direct = divisor(y)
@@ -81,10 +81,10 @@ def remainder(x: Word, y: Word) -> Word:
     return where(direct, 0, m)
 
 
-def floor_divide(x: Word, y: Word) -> Word:
-    """The quotient rounded down; 0 for an integer y of 0."""
+def floor_divide(x: Word, y: Word, m: Word | None = None) -> Word:
+    """The quotient rounded down; 0 for an integer y of 0. `m` is fmod(x, y) if known."""
     if x.is_float:
-        m = fmod_of(x, y)
+        m = fmod_of(x, y) if m is None else m
         q = (x - m) / y
         q = where((m != 0.0) & ((m < 0.0) ^ (y < 0.0)), q - 1.0, q)
         whole = floor(q)

@@ -7,6 +7,7 @@ begins at bit e: whole turns fall off the top of an integer product. The window 
 The coefficients are our own minimax fits, lowest order first.
 """
 
+from collections.abc import Callable
 from math import pi
 
 from llvmlite import ir
@@ -25,6 +26,7 @@ from everyo.compile.intrinsics import (
 from everyo.compile.math_exp import FORMATS, INF, NAN, head
 
 TOP = 1 << 63
+Angle = Callable[[Word, Word | None], tuple[Word, Word | None]]
 
 # The first 1280 binary digits of 1/(2*pi) after the point.
 TURNS = int(
@@ -115,13 +117,16 @@ def fraction_f64(m: Word, e: Word) -> tuple[Word, Word]:
     return high + carry, total
 
 
-def quarter(x: Word, ahead: int, kind: ir.Type) -> tuple[Word, Word | None, Word, Word]:
+def quarter(
+    x: Word, ahead: int, kind: ir.Type, angle: Angle | None = None
+) -> tuple[Word, Word | None, Word, Word]:
     """r, lost, odd, sign of |x| + ahead quarter turns: less n of them, r + lost remains, r of the
-    given type and |r| <= pi/4 or r = |x| < 1; n is odd or not, and its second bit is a sign bit."""
+    given type and |r| <= pi/4 or r = |x| < 1; n is odd or not, and its second bit is a sign bit.
+    `angle` makes r and lost of the turns, by default `radians`."""
     a = abs(x)
     near = a < 1.0
     turns, rest = fraction(a)
-    r, lost = radians(turns, rest)
+    r, lost = (angle or radians)(turns, rest)
     n = ((turns + ((ahead << 62) + (1 << 61))) >> 62).cast(x.bits().type)
     n = where(near, ahead, n)
     if lost is not None:
@@ -215,7 +220,7 @@ def arccos(x: Word) -> Word:
 
 
 def arc(a: Word) -> tuple[Word, Word, Word, Word, Word]:
-    """Whether a > 0.5, s = sqrt((1 - a)/2) and its two parts, and p; arcsin(s) = s + s*p is half the
+    """Whether a > 0.5, s = sqrt((1 - a)/2), its two parts, and p; s + s*p = arcsin(s) is half the
     arccosine of a. Where a <= 0.5, p belongs to a itself: arcsin(a) = a + a*p."""
     large = a > 0.5
     z = where(large, (1.0 - a) * 0.5, a * a)
