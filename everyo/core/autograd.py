@@ -129,10 +129,9 @@ def unbroadcast(gradient: Any, shape: tuple[int, ...], xp: Any = None) -> Any:
         return gradient
     xp = xp or (NUMPY if isinstance(gradient, np.ndarray) else TENSORS)
     extra = len(gradient.shape) - len(shape)
-    inner = tuple(
-        extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1
-    )
-    if inner:
+    if gradient.shape[extra:] != shape:
+        pairs = zip(shape, gradient.shape[extra:], strict=True)
+        inner = tuple([extra + i for i, (n, m) in enumerate(pairs) if n != m])
         gradient = xp.sum(gradient, axis=inner, keepdims=True)
     return xp.sum(gradient, axis=tuple(range(extra)), keepdims=False) if extra else gradient
 
@@ -173,8 +172,9 @@ def propagate(
             data = parent._data
             if result.shape != data.shape:
                 result = unbroadcast(result, data.shape, xp)
-            if result.dtype != data.dtype:
-                result = xp.astype(result, data.dtype)
+            dtype = data.dtype
+            if result.dtype is not dtype and result.dtype != dtype:
+                result = xp.astype(result, dtype)
             key = parent.grad_node or parent
             known = gradients.get(key)
             if known is not None:

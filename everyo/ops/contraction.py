@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.namespace import TENSORS
-from everyo.core.op import DERIVED, Sample, apply, op
+from everyo.core.op import DERIVED, Sample, apply, op, run
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
 from everyo.ops.movement import reshape, transpose
@@ -74,7 +74,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     Raises `EveryOShapeError` for 0-d operands and for sizes that do not meet.
     """
     try:
-        return apply(MATMUL, a, b)
+        return run(MATMUL, (a, b), {})
     except EveryOShapeError:
         left, right = as_tensor(a).shape, as_tensor(b).shape
         if not left or not right:

@@ -730,24 +730,24 @@ def where(xp, condition, a, b):
 _PAIR = (Sample(((3, 4), (3, 4)), smooth=False), Sample(((3, 1), (4,)), smooth=False))
 
 
-def _compare(name: str, method: str, words: str) -> Any:
+def _compare(name: str, method: str, condition: str) -> Any:
     def forward(xp, a, b):
         return getattr(xp, name)(a, b)
 
     forward.__name__ = name
-    forward.__doc__ = f"Whether a {words} b, elementwise. Not differentiable."
+    forward.__doc__ = f"Whether {condition}, elementwise. Not differentiable."
     return _op(samples=_PAIR, methods=(method,) if method else (), primitive=name)(forward)
 
 
-equal = _compare("equal", "__eq__", "equals")
-not_equal = _compare("not_equal", "__ne__", "differs from")
-less = _compare("less", "__lt__", "is below")
-less_equal = _compare("less_equal", "__le__", "is not above")
-greater = _compare("greater", "__gt__", "is above")
-greater_equal = _compare("greater_equal", "__ge__", "is not below")
-logical_and = _compare("logical_and", "", "and also")
-logical_or = _compare("logical_or", "", "or else")
-logical_xor = _compare("logical_xor", "", "or exclusively")
+equal = _compare("equal", "__eq__", "a equals b")
+not_equal = _compare("not_equal", "__ne__", "a differs from b")
+less = _compare("less", "__lt__", "a is below b")
+less_equal = _compare("less_equal", "__le__", "a is not above b")
+greater = _compare("greater", "__gt__", "a is above b")
+greater_equal = _compare("greater_equal", "__ge__", "a is not below b")
+logical_and = _compare("logical_and", "", "a and b are both true (not 0)")
+logical_or = _compare("logical_or", "", "a or b is true (not 0)")
+logical_xor = _compare("logical_xor", "", "one of a and b alone is true (not 0)")
 
 
 @_op(samples=_one(smooth=False), primitive="logical_not")

@@ -1,0 +1,51 @@
+"""The documentation: every snippet runs, every generated page is fresh."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from everyo.core.namespace import TENSORS
+from everyo.core.op import OPS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def snippets(page: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a page with the line each begins at."""
+    text = page.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, m.start(1)), m[1]) for m in BLOCK.finditer(text)]
+
+
+@pytest.fixture
+def ops_as_before():
+    """Takes back the ops that a page defines."""
+    names = set(OPS)
+    yield
+    for name in set(OPS) - names:
+        del OPS[name]
+        delattr(TENSORS, name)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda p: p.name)
+def test_every_snippet_of_a_page_runs_in_order(page, ops_as_before, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = {"__name__": "page"}
+    for line, code in snippets(page):
+        padded = "\n" * line + code  # errors name the line of the page
+        exec(compile(padded, str(page), "exec"), scope)
+
+
+def test_the_page_of_ops_is_fresh():
+    page = runpy.run_path(str(ROOT / "docs" / "generate_ops.py"))["page"]
+    written = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python docs/generate_ops.py"
+
+
+def test_every_page_links_to_what_exists():
+    for page in PAGES[1:]:  # the readme's links are the package's tests
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
