@@ -233,6 +233,15 @@ def test_profile_times_every_row_and_leaves_the_arrays_alone():
     run(graph, arrays, jit=True)
 
 
+def test_a_row_says_what_it_moves():
+    b = Builder()
+    x, w = b.input((100, 50)), b.input((100, 50))
+    graph = b.graph(b.make("sum", x, axes=(1,)), writes=((w, b.op("multiply", w, x)),))
+    (row,) = cpu.Program(graph, jit=False).kernels
+    assert row.bytes == 3 * 20_000 + 400
+    assert row.flops == 2 * 5_000
+
+
 def test_the_source_holds_every_kernel_once():
     kernel = cpu.Program(training_step()[0])
     source = kernel.source()

@@ -270,6 +270,20 @@ class Kernel:
         return "\n".join([*head, *_lines(self.body, 0)])
 
 
+def accesses(kernel: Kernel) -> list[int]:
+    """The array slots that a kernel reads and those that it writes; one that it does both with
+    comes twice."""
+    found: set[tuple[bool, int]] = set()
+    stack = list(kernel.body)
+    while stack:
+        s = stack.pop()
+        if isinstance(s, Loop):
+            stack += s.body
+        elif isinstance(s, Load | Store) and kernel.slots[s.slot].what == "array":
+            found.add((isinstance(s, Store), s.slot))
+    return [slot for _, slot in sorted(found)]
+
+
 def first(op: str, dtype: np.dtype) -> Literal:
     """What a fold starts from."""
     if op in ("sum", "prod"):

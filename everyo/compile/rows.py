@@ -8,14 +8,15 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-from everyo.compile import fuse, memory, native, products, program
+from everyo.compile import fuse, ir, memory, native, products, program
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.emit import emit
-from everyo.compile.fuse import COST, Group
+from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
@@ -34,8 +35,8 @@ class Row:
     name: str
     text: str
     shapes: tuple[tuple[int, ...], ...]
-    bytes: int  # read and written
-    flops: int
+    bytes: int  # read and written, whole arrays
+    flops: int  # one per op on floats and element
     chunks: int
     parallel: bool  # worth handing to several threads
 
@@ -51,6 +52,7 @@ class Plan:
         self.schedule = fuse.fuse(graph)
         self.legal = self.schedule.legal
         if self.checked:
+            ir.check(graph)
             fuse.check(self.schedule)
         self.homes = memory.homes(self.schedule)
         self.rows: list[tuple[int, int, int, int]] = []
@@ -153,24 +155,24 @@ class Plan:
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
-        moved = sum(n.nbytes for n in dict.fromkeys(nodes))
+        moved = sum(n.nbytes for n in nodes)
         self.kernels.append(Row(name, text, shapes, moved, flops, chunks, parallel))
 
     def _loop(self, step: int, g: Group) -> None:
         kernel = self.lowered[step]
         table = np.zeros(max(1, len(kernel.slots)), np.int64)
-        arrays: list[Node] = []
         for i, s in enumerate(kernel.slots):
             if s.node is not None and s.what == "array":
                 self._address(table, i, s.node)
-                arrays.append(s.node)
             elif s.what == "count":
                 table[i] = s.elements
             else:
                 table[i] = self.base + self.offsets[step, i]
-        points = math.prod(a.size for a in g.loop.domain)
-        flops = points * sum(COST.get(n.op, 1) for n in g.nodes)
-        self._row(str(g), emit(kernel), table, kernel.chunks, kernel.work, arrays, flops)
+        flops = sum(max(n.size, n.inputs[0].size) for n in g.nodes if n.dtype.kind == "f")
+        moved = [
+            s.node for k in program.accesses(kernel) if (s := kernel.slots[k]).node is not None
+        ]
+        self._row(str(g), emit(kernel), table, kernel.chunks, kernel.work, moved, flops)
         for c in kernel.combines:
             n = c.node
             table = np.array(
@@ -235,7 +237,9 @@ class Plan:
             ((0,) * n.ndim, (1,) * n.ndim),
             *zip(n.param("starts"), n.param("steps"), strict=True),
         ]
-        for o, (starts, steps) in zip(n.inputs, boxes, strict=True):
+        for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
+            if i == 0 and _covered(n):
+                continue
             offset = sum(a * s for a, s in zip(starts, strides, strict=True))
             self._copy(o, n, [k * s for k, s in zip(steps, strides, strict=True)], offset)
 
@@ -275,3 +279,20 @@ class Plan:
         self._row(
             f"copy {o!r}", native.copy_text(o.dtype), table, chunks, o.nbytes * BYTE_NS, moved, 0
         )
+
+
+def _covered(n: Node) -> bool:
+    """Whether the pieces of an assemble leave nothing of its base: disjoint, they fill it."""
+    pieces, starts = n.inputs[1:], n.param("starts")
+    if sum(p.size for p in pieces) != n.size or any(
+        s != 1 for step in n.param("steps") for s in step
+    ):
+        return False
+    boxes = [
+        [(a, a + k) for a, k in zip(start, p.shape, strict=True)]
+        for p, start in zip(pieces, starts, strict=True)
+    ]
+    return not any(
+        all(a < d and c < b for (a, b), (c, d) in zip(x, y, strict=True))
+        for x, y in combinations(boxes, 2)
+    )
