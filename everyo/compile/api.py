@@ -231,6 +231,7 @@ class CompiledFunction:
         found = guarding.collect(self._function, objects)
         self._traces += 1
         traced = trace_call(self._name, call, dynamic)
+        found.settle()
         self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options.cache)
         return entry
 
@@ -253,6 +254,7 @@ class CompiledFunction:
             if entry.verified:
                 return entry, arrays
             self._traces += 1
+            found = guarding.collect(self._function, entry.objects)
             second = trace_call(self._name, self._caller(rebuild), dynamic)
             line = next(iter(second.attributes.values()), None)
             if line is not None:
@@ -263,6 +265,8 @@ class CompiledFunction:
                 )
             difference = differences(entry.traced, second)
             if difference is None:
+                found.settle_after(entry.guards)
+                entry.guards = found
                 entry.verified = True
                 return entry, arrays
             self._traces += 1

@@ -157,7 +157,7 @@ class Entry:
         self.written = [i for i, n in enumerate(self.graph.inputs) if n in written]
         self.backward: dict[int, tuple[Traced, Any]] = {}
         self.aliases = _aliases(self._fetch(leaves))
-        reached = {id(g.value) for g in (*guards.fast, *guards.slow)} | {id(t) for t in self.tensors}
+        reached = guards.reached | {id(t) for t in self.tensors}
         owners = (e.owner for e in traced.effects if isinstance(e.owner, Tensor))
         self.captured = reached | {id(t) for t in owners} | {id(s.owner) for s in traced.sources if s.kind == "array"}
         self.shared = self._shared(leaves)

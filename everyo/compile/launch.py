@@ -7,6 +7,7 @@ decides. `print(launcher.text)` shows the function.
 """
 
 from collections.abc import Callable
+from operator import is_
 from sys import getrefcount
 from typing import Any
 
@@ -19,7 +20,7 @@ from everyo.core.tensor import Tensor
 
 MISS = object()
 SPARE = 3  # buffers kept per output
-TENSORS = 4  # with more tensor arguments than this, comparing them pairwise costs too much
+PAIRWISE = 3  # with more arguments than this, a set of their ids costs less than comparing pairs
 
 Launch = Callable[[tuple, dict], Any]
 
@@ -65,7 +66,7 @@ class _Writer:
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {
             "MISS": MISS, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch, "Clock": Clock, "Tensor": Tensor,
-            "ndarray": np.ndarray, "count": getrefcount, "wrap": Tensor._wrap, "entry": entry, "lock": entry.program.lock,
+            "ndarray": np.ndarray, "count": getrefcount, "is_": is_, "wrap": Tensor._wrap, "entry": entry, "lock": entry.program.lock,
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
         self.arrays: list[str] = []  # of their arrays
@@ -120,7 +121,7 @@ def launcher(entry: Any, key: Any) -> Launch | None:
 def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     """Check the arguments."""
     remaining = iter(specs)
-    tensors: list[tuple[str, tuple]] = []
+    objects: dict[int, list[str]] = {}  # arguments that must be one object, by the group of their keys
 
     def visit(s: Any, name: str) -> None:
         if s is None:
@@ -129,12 +130,12 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
         kind, keys, parts = s
         if kind not in (tuple, list, dict):
             raise _NoForm
-        w.unless(f"type({name}) is {kind.__name__} and len({name}) == {len(parts)}")
+        same = f"tuple({name}) == {w.constant(keys)}" if kind is dict else f"len({name}) == {len(parts)}"
+        w.unless(f"type({name}) is {kind.__name__} and {same}")
         for i, part in enumerate(parts):
             inner = f"{name}_{i}"
             if kind is dict:
-                w(f"{inner} = {name}.get({w.constant(keys[i])}, MISS)")
-                w.unless(f"{inner} is not MISS")
+                w(f"{inner} = {name}[{w.constant(keys[i])}]")
             else:
                 w(f"{inner} = {name}[{i}]")
             visit(part, inner)
@@ -147,12 +148,13 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
                 w(f"{name}_d = {name}._data")
                 w.same_array(f"{name}_d", shape, dtype, layout)
                 w.unless(f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is {is_leaf}")
-                tensors.append((name, spec[-1]))
+                objects.setdefault(spec[-1], []).append(name)
                 w.leaves.append(name)
                 w.arrays.append(f"{name}_d")
             case "a":
                 w.unless(f"type({name}) is ndarray")
                 w.same_array(name, *spec[1:4])
+                objects.setdefault(spec[-1], []).append(name)
                 w.leaves.append(name)
                 w.arrays.append(name)
             case "f":
@@ -167,24 +169,23 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     _, _, (args, kwargs) = structure
     visit(args, "args")
     visit(kwargs, "kwargs")
-    if len(tensors) > TENSORS:
-        raise _NoForm
-    for i, (a, group) in enumerate(tensors):
-        for b, other in tensors[i + 1 :]:
-            w.unless(f"{a} is {'' if group == other else 'not '}{b}")
+    for first, *others in objects.values():
+        for other in others:
+            w.unless(f"{first} is {other}")
+    firsts = [names[0] for names in objects.values()]
+    if len(firsts) > PAIRWISE:
+        w.unless(f"len({{{', '.join(f'id({a})' for a in firsts)}}}) == {len(firsts)}")
+    else:
+        for i, a in enumerate(firsts):
+            for b in firsts[i + 1 :]:
+                w.unless(f"{a} is not {b}")
 
 
 def _guards(w: _Writer) -> None:
     """What Python holds, by identity: an equal but other object takes the general path."""
     entry = w.entry
     for g in entry.guards.fast:
-        container, value = w.constant(g.container), w.constant(g.value)
-        if g.kind == "cell":
-            w.unless(f"{container}.cell_contents is {value}")
-        elif isinstance(g.container, dict):
-            w.unless(f"{container}.get({w.constant(g.key)}, MISS) is {value}")
-        else:
-            w.unless(f"len({container}) > {g.key} and {container}[{g.key}] is {value}")
+        w.unless(g.test(w.constant(g.container), w.constant(g.key), w.constant(g.value)))
     for container, key, value in entry.traced.statics:
         w.unless(f"{w.constant(container)}.get({w.constant(key)}, MISS) is {w.constant(value)}")
     for owner, none in entry.traced.grad_none:
@@ -220,7 +221,7 @@ def _inputs(w: _Writer) -> list[str]:
             case _:
                 w(f"{name} = {owner}._grad")
         if node.shape == () and node.dtype == np.float64 and source.kind in ("arg", "item"):
-            box, last = np.zeros((), node.dtype), [None]
+            box, last = np.zeros((), node.dtype), [MISS]
             b, k = w.constant(box), w.constant(last)
             w(f"if {name} is not {k}[0]:", f"    if type({name}) is not float: return MISS",
               f"    {b}[()] = {k}[0] = {name}")  # fmt: skip
