@@ -1,6 +1,7 @@
 """Tensors: creation, dtypes, views, in-place writes, Python's and NumPy's protocols, devices."""
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
@@ -152,6 +153,60 @@ def test_one_hot_rows():
     for bad in ([3], [-1], [0.5], [np.nan]):
         with pytest.raises(EveryOShapeError):
             eo.one_hot(bad, 3)
+
+
+SIGNATURES = {
+    "tensor": "data, *, dtype=None, device='cpu', requires_grad=False, name=None",
+    "as_tensor": "data, *, device=None, dtype=None",
+    "zeros": "*shape, dtype=None, device='cpu', requires_grad=False",
+    "ones": "*shape, dtype=None, device='cpu', requires_grad=False",
+    "full": "shape, value, *, dtype=None, device='cpu', requires_grad=False",
+    "zeros_like": "ref, *, requires_grad=False",
+    "ones_like": "ref, *, requires_grad=False",
+    "arange": "start, stop=None, step=1.0, *, dtype=None, device='cpu'",
+    "linspace": "start, stop, num=50, *, dtype=None, device='cpu'",
+    "eye": "n, m=None, *, device='cpu'",
+    "rand": "*shape, seed=None, device='cpu'",
+    "one_hot": "indices, num_classes, *, dtype=None",
+    "add": "a, b",
+    "negative": "a",
+    "power": "a, exponent",
+    "clip": "a, low=None, high=None",
+    "matmul": "a, b",
+    "dot": "a, b",
+    "sum": "a, axis=None, keepdims=False",
+    "mean": "a, axis=None, keepdims=False",
+    "max": "a, axis=None, keepdims=False",
+    "variance": "a, axis=None, keepdims=False, ddof=0",
+    "reshape": "a, shape",
+    "transpose": "a, axes=None",
+    "flatten": "a, start_dim=0",
+    "concatenate": "tensors, axis=0",
+    "stack": "tensors, axis=0",
+    "softmax": "a, axis=-1",
+    "log_softmax": "a, axis=-1",
+    "grad": "fn, argnums=0",
+    "value_and_grad": "fn, argnums=0, has_aux=False",
+    "vjp": "fn, *primals",
+    "gradcheck": "fn, inputs, *, eps=1e-06, atol=1e-05, rtol=0.001",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_names_and_defaults_of_parameters_are_those_promised(name):
+    parameters = inspect.signature(getattr(eo, name)).parameters.values()
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    assert str(plain) == f"({SIGNATURES[name]})"
+
+
+def test_parameters_may_be_named():
+    t = eo.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert eo.power(a=t, exponent=2).tolist() == [[1.0, 4.0], [9.0, 16.0]]
+    assert t.sum(axis=0, keepdims=True).shape == t.max(0, True).shape == (1, 2)
+    assert t.clip(low=2.0, high=3.0).tolist() == [[2.0, 2.0], [3.0, 3.0]]
+    assert t.matmul(other=t).shape == t.dot(other=t).shape == (2, 2)
+    assert t.flatten(start_dim=1).shape == (2, 2) and eo.reshape(t, shape=(4,)).shape == (4,)
+    assert t[:1].transpose((1, 0)).shape == t[:1].transpose(1, 0).shape == (2, 1)
 
 
 # ---------------------------------------------------------------------------------- dtype rules

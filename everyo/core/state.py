@@ -48,8 +48,8 @@ class Scalar:
 
 class Tracked:
     """An object whose attributes a compiled function depends on: assigning one moves the epoch, or
-    an active trace is told. Debugging aids do neither, and are not written while tracing. What holds
-    state (buffers, scalars) is read through `load`, and so an input rather than a constant."""
+    an active trace is told. Debugging aids do neither, and are not written while tracing. What
+    holds state (buffers, scalars) is read through `load`, and so an input, not a constant."""
 
     _debug_attributes: tuple[str, ...] = ()
     _state_attributes: tuple[str, ...] = ()

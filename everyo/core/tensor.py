@@ -98,7 +98,7 @@ class Tensor:
     @classmethod
     def _leaf(cls, tensor: "Tensor") -> "Tensor":
         """A new leaf over the same data that requires gradients."""
-        out = cls._wrap(tensor._data)
+        out = cls._wrap(tensor.data)
         out._cell = tensor._cell
         out._requires_grad = True
         return out
@@ -252,7 +252,7 @@ class Tensor:
 
     def detach(self) -> "Tensor":
         """The same data without a graph."""
-        out = Tensor._wrap(self._data)
+        out = Tensor._wrap(self.data)
         out._cell = self._cell
         return out
 

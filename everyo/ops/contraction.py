@@ -95,7 +95,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 MATMUL = matmul_.op
 TENSORS.matmul = matmul
-setattr(Tensor, "matmul", matmul)  # noqa: B010
+setattr(Tensor, "matmul", lambda self, other: matmul(self, other))  # noqa: B010
 setattr(Tensor, "__matmul__", matmul)  # noqa: B010
 setattr(Tensor, "__rmatmul__", lambda a, b: matmul(b, a))  # noqa: B010
 
@@ -142,7 +142,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Tensor:
     return reshape(product, (*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b)))
 
 
-setattr(Tensor, "dot", dot)  # noqa: B010
+setattr(Tensor, "dot", lambda self, other: dot(self, other))  # noqa: B010
 for _function in (dot, outer, tensordot):
     setattr(TENSORS, _function.__name__, _function)
 

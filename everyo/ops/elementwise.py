@@ -123,11 +123,12 @@ def _power_exponent(xp, g, y, a, b):
     methods=("__pow__", "power"),
     primitive="power",
 )
-def power(xp, a, b):
-    """a ** b; exponent and base may both be tensors."""
-    if type(b) in (int, float) and b == 2 and hasattr(a, "dtype") and a.dtype.kind != "b":
+def power(xp, a, exponent):
+    """a ** exponent; both may be tensors."""
+    squared = type(exponent) in (int, float) and exponent == 2
+    if squared and hasattr(a, "dtype") and kind_of(a) != "b":
         return xp.square(a)
-    return xp.power(a, b)
+    return xp.power(a, exponent)
 
 
 @_op(
