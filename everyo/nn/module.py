@@ -126,6 +126,7 @@ class Module(Tracked):
         """Keep an array that is saved with the module but not trained, as attribute `name`."""
         self.__dict__.pop(name, None)
         store(self._buffers, name, _array(value, copy=True))
+        Epoch.now += 1
 
     # ------------------------------------------------------------------ finding things
 
