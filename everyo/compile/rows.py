@@ -20,7 +20,7 @@ from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
-from everyo.compile.space import Axis, axes_of, chain, contiguous, leaves, spread, strided, unify
+from everyo.compile.space import Axis, Layout, axes_of, chain, contiguous, leaves, spread, strided, unify
 
 ROW = 4  # words per row: function, table, chunks, parallel
 COPY_CHUNK = 1 << 16  # elements of a copy, cumsum or random draw per chunk
@@ -238,7 +238,7 @@ class Plan:
             *zip(n.param("starts"), n.param("steps"), strict=True),
         ]
         for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
-            if i == 0 and _covered(n):
+            if i == 0 and covered(n):
                 continue
             offset = sum(a * s for a, s in zip(starts, strides, strict=True))
             self._copy(o, n, [k * s for k, s in zip(steps, strides, strict=True)], offset)
@@ -248,21 +248,7 @@ class Plan:
 
     def _copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
         """A row that stores operand o at these strides of the target."""
-        got = strided(o, self.layout)
-        if got is None:
-            raise IRError(f"no strided form: {o}")
-        base, dims, start = got
-        places = [[(Axis(k), s)] for k, s in zip(o.shape, strides, strict=True)]
-        for mine, theirs in zip(dims, places, strict=True):
-            require(unify(axes_of(mine), axes_of(theirs)), "copy", o, target)
-        source, goal = ({x: s for d in side for x, s in spread(d)} for side in (dims, places))
-        axes: list[tuple[int, int, int]] = []
-        for leaf in (x for d in places for a, _ in d for x in leaves(a)):
-            size, a, b = leaf.size, source[leaf], goal[leaf]
-            if axes and axes[-1][1] == a * size and axes[-1][2] == b * size:
-                axes[-1] = (axes[-1][0] * size, a, b)
-            else:
-                axes.append((size, a, b))
+        base, start, axes = paths(o, strides, self.layout)
         inner = axes.pop() if axes else (1, 0, 0)
         rows = math.prod(size for size, _, _ in axes)
         words = [0, 0, len(axes), rows, *inner, *(w for axis in reversed(axes) for w in axis)]
@@ -281,7 +267,30 @@ class Plan:
         )
 
 
-def _covered(n: Node) -> bool:
+def paths(
+    o: Node, strides: Sequence[int], layout: Layout
+) -> tuple[Node, int, list[tuple[int, int, int]]]:
+    """The base of operand o, its offset there, and the axes of a copy of it, outermost first:
+    size, stride in the base, stride in the target, whose strides are given."""
+    got = strided(o, layout)
+    if got is None:
+        raise IRError(f"no strided form: {o}")
+    base, dims, start = got
+    places = [[(Axis(k), s)] for k, s in zip(o.shape, strides, strict=True)]
+    for mine, theirs in zip(dims, places, strict=True):
+        require(unify(axes_of(mine), axes_of(theirs)), "copy of", o)
+    source, goal = ({x: s for d in side for x, s in spread(d)} for side in (dims, places))
+    axes: list[tuple[int, int, int]] = []
+    for leaf in (x for d in places for a, _ in d for x in leaves(a)):
+        size, a, b = leaf.size, source[leaf], goal[leaf]
+        if axes and axes[-1][1] == a * size and axes[-1][2] == b * size:
+            axes[-1] = (axes[-1][0] * size, a, b)
+        else:
+            axes.append((size, a, b))
+    return base, start, axes
+
+
+def covered(n: Node) -> bool:
     """Whether the pieces of an assemble leave nothing of its base: disjoint, they fill it."""
     pieces, starts = n.inputs[1:], n.param("starts")
     if sum(p.size for p in pieces) != n.size or any(
