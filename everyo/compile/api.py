@@ -77,8 +77,8 @@ class CompiledFunction:
         self._static_positions = _positions(function, options.static_argnames)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if TRACES and MODE.trace is not None:
-            return self._function(*args, **kwargs)
+        if TRACES and (MODE.trace is not None or MODE.watch is not None):
+            return self._function(*args, **kwargs)  # inlined, or looked at op by op
         if Watcher.active is not None:
             with Watcher.active.span(self._name, args, compiled=True):
                 return self._general(args, kwargs)
@@ -321,6 +321,8 @@ def _bind(function: Callable[..., Any], reference: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(reference(), *args, **kwargs)
 
+    signature = inspect.signature(function)
+    method.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
     return method
 
 
@@ -406,6 +408,9 @@ def compile(
             return type(target)(CompiledFunction(target.__func__, options))
         if not callable(target):
             raise TypeError(f"compile needs a function or a Module, got {type(target).__name__}")
+        for what in ("generator", "coroutine", "asyncgen"):
+            if getattr(inspect, f"is{what}function")(target):
+                raise TypeError(f"compile needs a function that returns its results, got a {what} function")
         return CompiledFunction(target, options)
 
     return wrap if fn is None else wrap(fn)

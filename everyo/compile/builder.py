@@ -21,6 +21,7 @@ from everyo.exceptions import EveryOTraceError
 _UFUNCS = {n: getattr(np, n) for n in (*ir.UNARY, *ir.BINARY) if hasattr(np, n) and n != "copy"}
 _UFUNCS["abs"] = np.absolute
 _LIKE = {"erf": np.exp, "sigmoid": np.exp, "square": np.square}  # ops that resolve dtypes as these do
+_COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 _ON_BOOL = {"add": "logical_or", "multiply": "logical_and", "maximum": "maximum", "minimum": "minimum"}
 
 
@@ -57,9 +58,25 @@ class Builder:
         self.trace.note(node)
         return Symbol(self.trace, Storage(node), (), weak)
 
+    def _wide(self, s: Symbol) -> Symbol:
+        """A narrow integer array as the int64 one that it is in the graph."""
+        return s if s.storage.narrow is None else self.wrap(s.node)
+
+    def _own(self, x: Any) -> Symbol:
+        """`lift` for ops whose result would have a dtype that the graph does not know."""
+        s = self.lift(x)
+        if s.storage.narrow is not None:
+            raise EveryOTraceError(
+                f"an array of dtype {s.dtype} takes part in a computation at {self.trace.line()}; inside a compiled "
+                "function convert it first: eo.tensor(a), or a.astype('int64') for whole numbers"
+            )
+        return s
+
     def cast(self, s: Symbol, dtype: np.dtype) -> Node:
         """The node of `s` in another dtype."""
         node = s.node
+        if dtype == s.storage.narrow:
+            self._own(s)
         if node.dtype == dtype:
             return node
         if dtype not in ir.DTYPES:
@@ -82,6 +99,8 @@ class Builder:
 
     def _pointwise(self, name: str, *args: Any) -> Symbol:
         symbols = [self.lift(a) for a in args]
+        if name in _COMPARISONS:
+            symbols = [self._wide(s) for s in symbols]
         weak = all(s.weak for s in symbols)
         kinds = tuple(_kind(s, weak) for s in symbols)
         *dtypes, out = loop_dtypes(name, kinds)
@@ -155,7 +174,7 @@ class Builder:
         return self.wrap(self.cast(s, dtype))
 
     def copy(self, x: Any) -> Symbol:
-        return self.wrap(self.lift(x).node)
+        return self.wrap(self._own(x).node)
 
     def asarray(self, x: Any) -> Symbol:
         return self.lift(x)
@@ -229,7 +248,7 @@ class Builder:
     # ------------------------------------------------------------------ reductions and scans
 
     def _reduce(self, name: str, x: Any, axis: Any, keepdims: bool) -> Symbol:
-        s = self.lift(x)
+        s = self._summed(x) if name in ("sum", "prod") else self._own(x)
         node = s.node
         axes = tuple(range(s.ndim)) if axis is None else tuple(
             sorted(a % s.ndim for a in ((axis,) if isinstance(axis, int) else axis)))  # fmt: skip
@@ -278,7 +297,7 @@ class Builder:
 
     def _arg(self, name: str, x: Any, axis: int | None) -> Symbol:
         """The first position that holds the extreme (or a NaN): the smallest index among the hits."""
-        s = self.lift(x)
+        s = self._wide(self.lift(x))
         if axis is None:
             s, axis = self.reshape(s, (-1,)), 0
         axis %= s.ndim
@@ -294,15 +313,20 @@ class Builder:
         order = (*(i for i in range(s.ndim) if i != axis), axis)
         return self.transpose(s, order), tuple(sorted(range(s.ndim), key=order.__getitem__))
 
-    def cumsum(self, x: Any, axis: int) -> Symbol:
+    def _summed(self, x: Any) -> Symbol:
+        """The operand of a sum or product; NumPy computes those of small signed integers in int64."""
         s = self.lift(x)
+        return self._own(s) if s.dtype.kind == "u" else self._wide(s)
+
+    def cumsum(self, x: Any, axis: int) -> Symbol:
+        s = self._summed(x)
         if s.dtype.kind in "bi":
             s = self.astype(s, I64)
         moved, back = self._last(s, axis % s.ndim)
         return self.transpose(self.wrap(self.table.make("cumsum", moved.node)), back)
 
     def argsort(self, x: Any, *, axis: int) -> Symbol:
-        s = self.lift(x)
+        s = self._wide(self.lift(x))
         moved, back = self._last(s, axis % s.ndim)
         return self.transpose(self.wrap(self.table.make("argsort", moved.node)), back)
 
@@ -349,7 +373,7 @@ class Builder:
         s, parts = self._expanded(self.lift(x), key)
         s, arrays, gone = self._sliced(s, parts)
         if arrays:
-            s = self._gather(s, arrays)
+            s = self._gather(self._own(s), arrays)
         if gone:
             s = self.reshape(s, tuple(n for i, n in enumerate(s.shape) if i not in gone))
         return s
@@ -418,7 +442,7 @@ class Builder:
 
     def put_add(self, shape: tuple[int, ...], key: Any, value: Any) -> Symbol:
         """Zeros of `shape` with `value` added at `key`: the adjoint of getitem."""
-        v = self.lift(value)
+        v = self._own(value)
         target = self.zeros(shape, v.dtype)
         whole, parts = self._expanded(target, key)
         region, arrays, _ = self._sliced(whole, parts)
@@ -473,12 +497,12 @@ class Builder:
 
     def pick(self, x: Any, index: Any) -> Symbol:
         """One element of each row: a masked row sum, which fuses with whatever else reads the row."""
-        s = self.lift(x)
+        s = self._own(x)
         return self._reduce("sum", self.where(self._hot(index, s.shape), s, 0), (s.ndim - 1,), False)
 
     def spread(self, g: Any, index: Any, n: int) -> Symbol:
         """Rows of n zeros with `g` at the index."""
-        s = self.lift(g)
+        s = self._own(g)
         shape = (*s.shape, n)
         return self.where(self._hot(index, shape), self.reshape(s, (*s.shape, 1)), 0)
 

@@ -5,7 +5,10 @@ stores gradients, scalars, buffers and attributes, and returns the results. Wher
 gradients it hangs a node on it whose backward function is compiled as well, when first needed.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOGradientError, EveryOTraceError
 
 Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic leaves
+_MUTABLE = (np.ndarray, set, bytearray)
 
 
 def trace_call(name: str, call: Call, leaves: Sequence[Any]) -> Traced:
@@ -141,7 +145,8 @@ class Entry:
     def __init__(self, name: str, call: Call, traced: Traced, guards: Guards, objects: Any, leaves: Sequence[Any], cache: bool) -> None:
         from everyo.compile.cpu import Program
 
-        self.name, self.call, self.traced, self.guards = name, call, traced, guards
+        self.name, self.call, self.guards = name, call, guards
+        self.traced = traced = replace(traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves))
         self.objects = objects  # keeps the ids of static arguments valid
         self.cache = cache
         self.graph = passes.run(traced.graph)
@@ -178,6 +183,9 @@ class Entry:
             now = container.get(key)
             if now is not value and (type(now) is not type(value) or repr(now) != repr(value)):
                 return f"{key!r} was {value!r}, is {now!r}"
+        for array, contents in self.traced.frozen:
+            if array.tobytes() != contents:
+                return f"an array of shape {array.shape} whose contents the function used has changed"
         for owner, none in self.traced.grad_none:
             t = leaves[owner] if isinstance(owner, int) else owner
             if (t._grad is None) is not none:
@@ -226,7 +234,7 @@ class Entry:
         traced = self.traced
         held = None
         if traced.results and self.grad and not self.spent:
-            held = [a.copy() if i in self.written else a for i, a in enumerate(arrays)]
+            held = [a.copy() if copied else a for a, copied in zip(arrays, self.copied(leaves), strict=True)]
         outputs = self.program(arrays)
         self.runs += 1
         if self.written:
@@ -240,6 +248,11 @@ class Entry:
         for effect in traced.effects:
             self._leave(effect, leaves, arrays, outputs)
         results = [self._result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
+        for leaf, result in zip(traced.leaves, results, strict=True):
+            if leaf.what == "tensor" and leaf.is_leaf:
+                result._requires_grad = leaf.requires_grad
+            if leaf.grad is not None:
+                result._grad = leaf.grad.resolve(arrays, outputs)
         if held is not None:
             self.hang(results, leaves, held)
         elif self.spent:
@@ -271,6 +284,8 @@ class Entry:
         match leaf.what:
             case "object":
                 return leaf.value
+            case "fresh":
+                return copy.deepcopy(leaf.value)
             case "arg":
                 return leaves[leaf.value]
         assert leaf.place is not None
@@ -283,6 +298,14 @@ class Entry:
         return Tensor._wrap(array)
 
     # ------------------------------------------------------------------ gradients from outside
+
+    def copied(self, leaves: Sequence[Any]) -> list[bool]:
+        """Which inputs a later backward() needs copies of: what the call overwrites, and arrays, which
+        unlike tensors do not remember that they were written."""
+        return [
+            i in self.written or not (s.kind == "data" or (s.kind == "arg" and isinstance(leaves[s.owner], Tensor)))
+            for i, (s, _) in enumerate(self.inputs)
+        ]
 
     @property
     def spent(self) -> bool:
@@ -315,7 +338,7 @@ class Entry:
 
             def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None, i: int = i) -> list[Any]:
                 if through is not None or MODE.trace is not None:
-                    return self._eager_backward(i, leaves, parents, gradient, xp)
+                    return self._eager_backward(i, leaves, parents, held, gradient, xp)
                 return self._compiled_backward(i, leaves, held, gradient)
 
             out.grad_node = Node(self.name, parents, backward_fn, {}, [t._cell for t in saved])
@@ -334,25 +357,58 @@ class Entry:
             traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
             self.backward[i] = (traced, Program(passes.run(traced.graph), keep=self.cache))
         traced, program = self.backward[i]
-        known = {s.name: a for s, a in zip(self.traced.sources, held, strict=True) if s.kind != "array"}
+        known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}
         arrays = []
         for source, node in zip(traced.sources, traced.graph.inputs, strict=True):
-            a = known.get(source.name)
+            a = known.get(_exactly(source))
             a = source.fetch(everything) if a is None else a
             a = np.asarray(a, node.dtype)
             arrays.append(a if _laid_out(a, node) else _as_laid_out(a, node))
         outputs = program(arrays)
         return [None if leaf.place is None else leaf.place.resolve(arrays, outputs) for leaf in traced.leaves]
 
-    def _eager_backward(self, i: int, leaves: Sequence[Any], parents: list, gradient: Any, xp: Any) -> list[Any]:
-        """Differentiated again (or inside another trace): the user's own function, run on tensors."""
+    def _eager_backward(
+        self, i: int, leaves: Sequence[Any], parents: list, held: list, gradient: Any, xp: Any
+    ) -> list[Any]:
+        """Differentiated again (or inside another trace): the user's own function, run on tensors from
+        the state that the call began with."""
+        whole = all(self.inputs[i][1].dtype.kind == "i" for i in self.written)  # random states
+        if self.traced.effects or not whole or (self.written and MODE.trace is not None):
+            raise EveryOGradientError(
+                f"{self.name}: the function changes gradients, buffers or attributes, so its compiled form can be "
+                f"differentiated once only; call the function itself, {self.name}.__wrapped__"
+            )
         variables = {id(p): TENSORS.identity(p) for p in parents}
-        with enable_grad():
-            replaced = [variables.get(id(leaf), leaf) for leaf in leaves]
+        replaced = [variables.get(id(leaf), leaf) for leaf in leaves]
+        with self._state(leaves, held), enable_grad():
             out = flatten(self.call(replaced))[0][i]
         wanted = [variables[id(p)] if any(p is x for x in leaves) else p for p in parents]
         found = {id(t): g for t, g in propagate(out, gradient, xp, wanted)}
         return [found.get(id(t)) for t in wanted]
+
+    @contextmanager
+    def _state(self, leaves: Sequence[Any], held: list) -> Iterator[None]:
+        """The written inputs as they were before the call."""
+        places = [(self.inputs[i][0].fetch(leaves), held[i]) for i in self.written]
+        present = [(place, place.copy()) for place, _ in places]
+        for place, before in places:
+            place[...] = before
+        try:
+            yield
+        finally:
+            for place, now in present:
+                place[...] = now
+
+
+def _exactly(source: Source) -> tuple[Any, ...]:
+    """What identifies a source among all: an array by itself."""
+    return (*source.name, id(source.owner)) if source.kind == "array" else source.name
+
+
+def _unshared(leaf: Leaf, guards: Guards) -> Leaf:
+    """A result that the function made itself while it was traced: every call returns a copy of its own."""
+    made = leaf.what == "object" and isinstance(leaf.value, _MUTABLE) and id(leaf.value) not in guards.reached
+    return replace(leaf, what="fresh", value=copy.deepcopy(leaf.value)) if made else leaf
 
 
 def _laid_out(a: np.ndarray, node: ir.Node) -> bool:

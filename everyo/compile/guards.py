@@ -167,7 +167,7 @@ class Guards:
 
     def __init__(self, found: Iterable[Guard], reached: set[int]) -> None:
         everything = list(found)
-        self.reached = reached  # ids of the tensors and arrays that the code can get at
+        self.reached = reached  # ids of the objects that the code can get at
         self.fast = [g for g in everything if not g.slow]
         self.slow = [g for g in everything if g.slow]
         self.changing: list[Guard] = []  # places that the function itself changes
@@ -251,6 +251,7 @@ class _Walker:
         if isinstance(value, Tensor | np.ndarray):
             self.reached.add(id(value))
         elif not isinstance(value, SIMPLE) and id(value) not in self.seen:
+            self.reached.add(id(value))
             self.seen[id(value)] = value
             self.stack.append((value, what))
 

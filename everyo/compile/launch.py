@@ -6,6 +6,7 @@ version alone. Whatever does not fit returns `MISS`, and the general path in `ev
 decides. `print(launcher.text)` shows the function.
 """
 
+import copy
 from collections.abc import Callable
 from operator import is_
 from sys import getrefcount
@@ -188,6 +189,8 @@ def _guards(w: _Writer) -> None:
         w.unless(g.test(w.constant(g.container), w.constant(g.key), w.constant(g.value)))
     for container, key, value in entry.traced.statics:
         w.unless(f"{w.constant(container)}.get({w.constant(key)}, MISS) is {w.constant(value)}")
+    for array, contents in entry.traced.frozen:
+        w.unless(f"{w.constant(array)}.tobytes() == {w.constant(contents)}")
     for owner, none in entry.traced.grad_none:
         name = w.leaves[owner] if isinstance(owner, int) else w.constant(owner)
         w.unless(f"({name}._grad is None) is {none}")
@@ -244,7 +247,8 @@ def _run(w: _Writer, inputs: list[str]) -> None:
     if _hangs(entry):
         fetched = (f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))" for s, _ in entry.inputs)
         w.scope["asarray"] = np.asarray
-        w(f"held = [{', '.join(h + '.copy()' * (i in entry.written) for i, h in enumerate(fetched))}]")
+        w(f"kept = {w.constant(entry.copied)}(({', '.join([*w.leaves, ''])}))")
+        w(f"held = [{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]")
     objects = w.constant(program.objects)
     for i, address in enumerate([*inputs, *(f"id(o{i})" for i in outputs)]):
         w(f"{objects}[{i}] = {address}")
@@ -296,6 +300,8 @@ def _results(w: _Writer) -> None:
         match leaf.what:
             case "object":
                 value = w.constant(leaf.value)
+            case "fresh":
+                value = f"{w.constant(copy.deepcopy)}({w.constant(leaf.value)})"
             case "arg":
                 value = w.leaves[leaf.value]
             case "number":
@@ -303,6 +309,8 @@ def _results(w: _Writer) -> None:
             case "array":
                 value = place(leaf.place)
             case _:
+                if (leaf.is_leaf and leaf.requires_grad) or leaf.grad is not None:
+                    raise _NoForm
                 value = f"wrap({place(leaf.place)})"
         w(f"r{i} = {value}")
         names.append(f"r{i}")

@@ -23,11 +23,12 @@ Step = tuple[str, Any]  # a view op and its parameter
 class Storage:
     """Memory of the traced function. `node` is what it holds now; `source` is set for inputs."""
 
-    __slots__ = ("node", "source", "uncertain", "version", "written")
+    __slots__ = ("narrow", "node", "source", "uncertain", "version", "written")
 
-    def __init__(self, node: Node, source: Any = None) -> None:
+    def __init__(self, node: Node, source: Any = None, narrow: np.dtype | None = None) -> None:
         self.node = node
         self.source = source
+        self.narrow = narrow  # the dtype it really has: an integer that the graph holds as int64
         self.version = 0
         self.written = False
         self.uncertain = False  # a reshape exists that may or may not share this memory
@@ -67,7 +68,7 @@ class Symbol:
 
     @property
     def dtype(self) -> np.dtype:
-        return self.node.dtype
+        return self.storage.narrow or self.node.dtype
 
     @property
     def ndim(self) -> int:

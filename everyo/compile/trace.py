@@ -153,13 +153,15 @@ def _slice(start: int, step: int, size: int) -> slice:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the result. `what`: "tensor", "array", "number" (at `place`), "arg" (an argument
-    itself), or "object" (`value` as it is)."""
+    """One leaf of the result. `what`: "tensor" (with its gradient at `grad`), "array", "number" (at
+    `place`), "arg" (an argument itself), "object" (`value` as it is) or "fresh" (a copy of it)."""
 
     what: str
     place: Place | None = None
     value: Any = None
     requires_grad: bool = False
+    is_leaf: bool = True
+    grad: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ class Traced:
     attributes: dict[tuple[int, str], str]  # plain attributes written: where
     views: tuple[tuple[Source, int, Any], ...]  # (source, input, geometry) of arrays read through their owner
     identical: tuple[tuple[Source, Source], ...]  # sources that gave one and the same array
+    frozen: tuple[tuple[np.ndarray, bytes], ...] = ()  # arrays whose contents the trace used
     parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
     results: tuple[int, ...] = field(default=())  # the leaves that require gradients
 
@@ -214,6 +217,8 @@ class Trace:
         self.loaded: dict[tuple[int, Any], Any] = {}
         self.statics: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
         self.attributes: dict[tuple[int, str], tuple[Any, Any, Any, str]] = {}
+        self.flags: dict[int, tuple[Tensor, bool, str]] = {}
+        self.frozen: dict[int, tuple[np.ndarray, bytes]] = {}
         self.checks: list[ir.Check] = []
         self.lines: dict[ir.Node, str] = {}
         self.born: list[tuple[weakref.ref, str]] = []
@@ -224,12 +229,14 @@ class Trace:
 
     def _input(self, array: np.ndarray, source: Source, weak: bool = False) -> Symbol:
         """A symbol for an array that exists at call time."""
+        narrow = None
         if array.dtype not in ir.DTYPES:
             if array.dtype.kind not in "iub" or array.dtype.itemsize > 8:
                 raise EveryOTraceError(
                     f"an array of dtype {array.dtype} cannot enter a compiled function (supported: bool, int32, "
                     f"int64, float32, float64), at {self.line()}"
                 )
+            narrow = array.dtype
             source = Source("cast", source, np.dtype(np.int64))
             array = array.astype(np.int64)
         step = array.dtype.itemsize
@@ -239,7 +246,7 @@ class Trace:
         node = self.table.input(array.shape, array.dtype, strides)
         self.sources.append(source)
         self.note(node)
-        self._storages.append(Storage(node, source))
+        self._storages.append(Storage(node, source, narrow))
         return Symbol(self, self._storages[-1], (), weak)
 
     def _captured(self, array: Any, source: Source) -> Symbol:
@@ -310,9 +317,9 @@ class Trace:
             data = self.read(data)
         if isinstance(data, np.ndarray):
             data = self.array(data)
-            share = share and data.dtype.kind != "i"
+            share = share and data.dtype.kind not in "iu"
         if isinstance(data, Symbol):
-            kept = FLOAT32 if data.weak or data.dtype.kind == "i" else data.dtype
+            kept = FLOAT32 if data.weak or data.dtype.kind in "iu" else data.dtype
             out = self.xp.astype(data, as_dtype(dtype) if dtype is not None else kept)
             return out if share or out is not data else self.xp.copy(out)
         if _holds_traced(data):
@@ -355,6 +362,8 @@ class Trace:
                 raise self.error("item assignment through an index array or mask; use eo.where or eo.scatter_add")
             region = self.xp.getitem(target, key)
         node = self.xp.spread_to(self.xp.cast(value, region.dtype), region.shape)
+        if storage.narrow is not None:
+            raise self.error(f"an in-place write to an array of dtype {storage.narrow}")
         if storage.source is not None:
             self._refuse_written(target)
         storage.node = self._replaced(storage.node, region.path, node)
@@ -455,8 +464,21 @@ class Trace:
         self.attributes[(id(owner), name)] = (owner, value, previous, self.line())
         object.__setattr__(owner, name, value)
 
+    def set_flag(self, tensor: Tensor) -> None:
+        """`requires_grad` of a tensor is about to change; at the end it must be as it was."""
+        if type(tensor._data) is not Symbol:
+            self.kept.append(tensor)
+            before = self.flags[id(tensor)][1] if id(tensor) in self.flags else tensor._requires_grad
+            self.flags[id(tensor)] = (tensor, before, self.line())
+
+    def freeze(self, array: np.ndarray) -> None:
+        """Python code used the contents of an array: they are a guard."""
+        self.frozen[id(array)] = (array, array.tobytes())
+
     def undo_attributes(self) -> None:
         """Take back the attributes written so far."""
+        for tensor, before, _ in self.flags.values():
+            tensor._requires_grad = before
         for (_, name), (owner, _, previous, _) in self.attributes.items():
             if previous is _MISSING:
                 owner.__dict__.pop(name, None)
@@ -499,7 +521,7 @@ class Trace:
         """Where a traced array was made that somebody still holds after the trace, or None."""
         self.symbols.clear()
         self.kept.clear()
-        for table in (self.rebound, self.grads, self.grad_none, self.items, self.loaded, self.attributes):
+        for table in (self.rebound, self.grads, self.grad_none, self.items, self.loaded, self.attributes, self.flags):
             table.clear()
         alive = [line for ref, line in self.born if ref() is not None]
         if alive:
@@ -537,6 +559,12 @@ class Trace:
                 self.kept.append(s.storage)
             return Place("output", outputs[id(s.storage)], s.path)
 
+        for tensor, before, line in self.flags.values():
+            if tensor._requires_grad is not before:
+                raise EveryOTraceError(
+                    f"requires_grad of a tensor of shape {tensor.shape} is set to {not before} at {line} and left so; "
+                    "a compiled function does not run that line again: set it outside, or back before returning"
+                )
         flat, structure = flatten(result)
         leaves = tuple(self._leaf(x, place) for x in flat)
         effects = []
@@ -558,7 +586,8 @@ class Trace:
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
             {k: line for k, (_, value, _, line) in self.attributes.items() if not _holds_traced(value)},
-            views=tuple(self.views), identical=tuple(self.identical.values()), results=tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad and leaf.what == "tensor"),
+            views=tuple(self.views), identical=tuple(self.identical.values()), frozen=tuple(self.frozen.values()),
+            results=tuple(i for i, leaf in enumerate(leaves) if leaf.what == "tensor" and not leaf.is_leaf),
         )  # fmt: skip
 
     def _owner(self, tensor: Tensor) -> Any:
@@ -567,13 +596,24 @@ class Trace:
     def _leaf(self, x: Any, place: Callable[[Symbol], Place]) -> Leaf:
         if isinstance(x, Tensor):
             if type(x._data) is Symbol:
-                return Leaf("tensor", place(self.read(x)), None, x._requires_grad)
+                g = x._grad._data if isinstance(x._grad, Tensor) else x._grad
+                own = None if g is None else place(g)
+                return Leaf("tensor", place(self.read(x)), None, x._requires_grad, x.grad_node is None, own)
             at = self.arguments.get(id(x))
             return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
         if isinstance(x, Symbol):
-            return Leaf("number" if x.weak else "array", place(x))
+            if x.storage.narrow is None:
+                return Leaf("number" if x.weak else "array", place(x))
+            x = self._argument(x)
         at = self.arguments.get(id(x))
         return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
+
+    def _argument(self, x: Symbol) -> Any:
+        """The array that a symbol of a narrow integer dtype stands for."""
+        array = next((a for a, s in self.symbols.values() if s.storage is x.storage), None)
+        if x.path or array is None:
+            raise self.error(f"a view of an array of dtype {x.dtype} as a result")
+        return array
 
     def _effect(self, what: str, owner: Any, key: Any, value: Any, place: Callable[[Symbol], Place]) -> Effect:
         if isinstance(value, Tensor) and type(value._data) is Symbol:

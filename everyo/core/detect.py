@@ -22,8 +22,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class detect_nan:
     """Raise `EveryOError` at the first operation, forward or backward, that makes a NaN.
 
-    A context manager, per thread and re-entrant. What runs inside a compiled function is one
-    operation to it.
+    A context manager, per thread and re-entrant. Compiled functions run eagerly inside.
     """
 
     def __init__(self) -> None:

@@ -156,6 +156,9 @@ class Tensor:
             raise EveryOGradientError(
                 "requires_grad of a computed tensor cannot be switched off; use detach()"
             )
+        trace = current_trace()
+        if trace is not None:
+            trace.set_flag(self)
         self._requires_grad = bool(value)
         Epoch.now += 1
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import current_trace, namespace
-from everyo.core.namespace import TENSORS
+from everyo.core.namespace import TENSORS, kind_of
 from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOIndexError, EveryOShapeError
@@ -155,6 +155,9 @@ def _normal_key(a: Tensor, key: Any) -> tuple[Any, ...]:
                 raise EveryOIndexError(
                     f"a mask of shape {k.shape} does not fit a tensor of shape {a.shape}"
                 )
+            trace = current_trace()
+            if trace is not None:
+                trace.freeze(k)
             out += np.nonzero(k)
         else:
             if not (k is None or k is Ellipsis or isinstance(k, slice)):
@@ -194,7 +197,12 @@ def _index_array(k: Any) -> Any:
             return whole.astype(np.int64)
         raise EveryODTypeError(f"an index of dtype {k.dtype}; convert it with astype('int64')")
     if hasattr(k, "__array_ufunc__") and not isinstance(k, np.ndarray | np.generic):
-        return k  # an array that records
+        kind = kind_of(k)  # an array that records
+        if kind == "b":
+            return k.trace.concrete(k, "a boolean mask as index")
+        if kind not in "iu":
+            raise EveryODTypeError(f"an index of dtype {k.dtype}; convert it with astype('int64')")
+        return k
     array = np.asarray(k)
     if array.dtype.kind == "b":
         return array
