@@ -263,6 +263,55 @@ def test_many_dimensions_turned_around(ndim):
     run(b.graph(y, kept, turned), [random(*shape)], jit=True)
 
 
+def many_batch_axes(b):
+    axes = (3, 1, 2, 0, 4, 5)
+    x, y = (b.make("transpose", b.input((2, 3, 2, 2, *s)), axes=axes) for s in ((4, 5), (5, 3)))
+    z = b.make("matmul", x, y)
+    turned = b.make("transpose", z, axes=(1, 0, 2, 3, 5, 4))
+    return b.op("exp", turned), b.make("sum", z, axes=(0, 2, 4))
+
+
+def repeated_batch(b):
+    return (b.make("matmul", b.to(b.input((1, 4, 5)), (6, 4, 5)), b.input((6, 5, 3))),)
+
+
+def every_second_axis(b):
+    x = b.input((2,) * 10)
+    turned = b.make("transpose", x, axes=tuple(reversed(range(10))))
+    return (
+        b.make("sum", b.op("multiply", x, turned), axes=tuple(range(0, 10, 2))),
+        b.make("max", b.op("subtract", x, turned), axes=tuple(range(5))),
+    )
+
+
+def tables_seen_through_views(b):
+    t, i = b.input((6, 4, 5)), b.input((3, 2), I64)
+    some = b.slice(t, (5, -2, 3), (1, 1, 3), (0, 2, 3))
+    tables = b.make("transpose", t, axes=(2, 0, 1)), some, b.reshape(b.swap(t), (3, 40))
+    return [b.make("take", table, i) for table in tables]
+
+
+def reshapes_that_do_not_align(b):
+    x = b.input((5, 6))
+    y, z = b.reshape(b.swap(x), (5, 6)), b.reshape(b.swap(b.reshape(x, (10, 3))), (5, 6))
+    back = b.slice(b.reshape(b.swap(x), (2, 15)), (1, -1, 2), (14, -3, 5))
+    return b.op("add", y, z), back, b.make("matmul", y, b.swap(z))
+
+
+AWKWARD = [
+    many_batch_axes, repeated_batch, every_second_axis, tables_seen_through_views,
+    reshapes_that_do_not_align,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", AWKWARD)
+def test_awkward_views_are_read_right(make):
+    b = Builder()
+    graph = b.graph(*make(b))
+    arrays = [random(*n.shape) if n.dtype == F32 else np.arange(-2, 4) for n in graph.inputs]
+    run(graph, [a.reshape(n.shape) for a, n in zip(arrays, graph.inputs, strict=True)])
+
+
 def test_nothing_is_computed_from_nothing():
     b = Builder()
     x, none = b.input((3, 0)), b.input((0,), F64)
