@@ -6,7 +6,7 @@ into the tables at each call; all other values lie in one arena at addresses kno
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,7 +20,17 @@ from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
-from everyo.compile.space import Axis, Layout, axes_of, chain, contiguous, leaves, spread, strided, unify
+from everyo.compile.space import (
+    Axis,
+    Layout,
+    axes_of,
+    chain,
+    contiguous,
+    leaves,
+    spread,
+    strided,
+    unify,
+)
 
 ROW = 4  # words per row: function, table, chunks, parallel
 COPY_CHUNK = 1 << 16  # elements of a copy, cumsum or random draw per chunk
@@ -232,16 +242,8 @@ class Plan:
 
     def _assemble(self, n: Node) -> None:
         """The base, then each piece over it."""
-        strides = contiguous(n.shape)
-        boxes = [
-            ((0,) * n.ndim, (1,) * n.ndim),
-            *zip(n.param("starts"), n.param("steps"), strict=True),
-        ]
-        for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
-            if i == 0 and covered(n):
-                continue
-            offset = sum(a * s for a, s in zip(starts, strides, strict=True))
-            self._copy(o, n, [k * s for k, s in zip(steps, strides, strict=True)], offset)
+        for o, strides, offset in pieces(n):
+            self._copy(o, n, strides, offset)
 
     def _late(self, target: Node, value: Node) -> None:
         self._copy(value, target, self.legal.layout(target), 0)
@@ -290,7 +292,18 @@ def paths(
     return base, start, axes
 
 
-def covered(n: Node) -> bool:
+def pieces(n: Node) -> Iterator[tuple[Node, list[int], int]]:
+    """What an assemble copies, in order: operand, strides and offset in the result."""
+    strides = contiguous(n.shape)
+    whole = ((0,) * n.ndim, (1,) * n.ndim)
+    boxes = [whole, *zip(n.param("starts"), n.param("steps"), strict=True)]
+    for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
+        if i or not _covered(n):
+            offset = sum(a * s for a, s in zip(starts, strides, strict=True))
+            yield o, [k * s for k, s in zip(steps, strides, strict=True)], offset
+
+
+def _covered(n: Node) -> bool:
     """Whether the pieces of an assemble leave nothing of its base: disjoint, they fill it."""
     pieces, starts = n.inputs[1:], n.param("starts")
     if sum(p.size for p in pieces) != n.size or any(
