@@ -1,0 +1,1 @@
+"""Compiled steps beside torch, torch.compile and JAX, in one run."""

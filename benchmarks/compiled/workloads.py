@@ -1,0 +1,53 @@
+"""What every library computes: the sizes and the data of the workloads, in NumPy, float32."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MLPS = {
+    "mlp-tiny": (32, (16, 32, 10)),
+    "mlp-small": (32, (64, 128, 10)),
+    "mlp-mid": (128, (784, 256, 128, 10)),
+    "mlp-big": (256, (784, 1024, 1024, 10)),
+}
+GELUS = {"gelu-1e4": 10_000, "gelu-1e6": 1_000_000, "gelu-1e7": 10_000_000}
+ROWS = {"cross-entropy": (4096, 1000), "layer-norm": (4096, 1024)}
+PENDULUM = {"pendulum": 100}  # unrolled Euler steps
+GPTS = {"gpt-small": (8, 32, 64, 4, 2), "gpt-medium": (16, 128, 256, 8, 4)}  # batch, time, width, heads, layers
+VOCABULARY = 65
+OTHERS = ("cnn", "residual", "pinn", "lstm")
+NAMES = (*MLPS, *GELUS, *ROWS, *PENDULUM, "cnn", "residual", *GPTS, "pinn", "lstm")
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of one step."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Numbers of a size that keeps activations near one."""
+    scale = 1.0 / np.sqrt(max(1, int(np.prod(shape[:-1]))))
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def uniform(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random(shape, dtype=np.float32)
+
+
+def labels(classes: int, *shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, shape)
+
+
+def mlp(name: str) -> tuple[Batch, list[np.ndarray]]:
+    """The batch and the parameters (weight, bias, weight, …) of a network with ReLU between layers."""
+    batch, sizes = MLPS[name]
+    parameters: list[np.ndarray] = []
+    for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        parameters += [normal(n, m, seed=i), np.zeros(m, np.float32)]
+    x = np.random.default_rng(7).standard_normal((batch, sizes[0])).astype(np.float32)
+    return Batch(x, labels(sizes[-1], batch)), parameters
