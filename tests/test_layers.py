@@ -482,6 +482,65 @@ def test_an_encoder_is_blocks_and_a_norm():
     assert not np.array_equal(weights[0], weights[1])
 
 
+# ---------------------------------------------------------------------------------- torch
+
+
+def theirs_of(torch, value):
+    return torch.tensor(value.numpy() if isinstance(value, eo.Tensor) else value).double()
+
+
+@pytest.mark.parametrize("cls", ["RNN", "LSTM", "GRU"])
+def test_recurrent_layers_agree_with_torch(cls):
+    torch = pytest.importorskip("torch")
+    ours, theirs = getattr(nn, cls)(3, 4, seed=0), getattr(torch.nn, cls)(3, 4, batch_first=True)
+    theirs = theirs.double()
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(theirs_of(torch, ours.weight_ih).T)
+        theirs.weight_hh_l0.copy_(theirs_of(torch, ours.weight_hh).T)
+        theirs.bias_ih_l0.copy_(theirs_of(torch, ours.bias))
+        theirs.bias_hh_l0.zero_()
+    x = x_of(2, 5, 3)
+    want = theirs(torch.tensor(x))[0]
+    want.sum().backward()
+    y = ours(x)
+    y.sum().backward()
+    np.testing.assert_allclose(y.numpy(), want.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(ours.weight_hh.grad, theirs.weight_hh_l0.grad.numpy().T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_normalisation_agrees_with_torch(training):
+    torch = pytest.importorskip("torch")
+    x = x_of(4, 3, 2, 5) * 3 + 1
+    ours, theirs = nn.BatchNorm2D(5), torch.nn.BatchNorm2d(5).double()
+    ours.train(training), theirs.train(training)
+    for _ in range(2):
+        want = theirs(torch.tensor(x.transpose(0, 3, 1, 2))).detach().numpy().transpose(0, 2, 3, 1)
+        np.testing.assert_allclose(ours(x).numpy(), want, rtol=1e-5)
+    np.testing.assert_allclose(ours.running_mean, theirs.running_mean.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(ours.running_var, theirs.running_var.numpy(), rtol=1e-5)
+    want = torch.nn.LayerNorm((2, 5)).double()(torch.tensor(x)).detach().numpy()
+    np.testing.assert_allclose(nn.LayerNorm((2, 5))(x).numpy(), want, rtol=1e-9)
+
+
+def test_attention_agrees_with_torch():
+    torch = pytest.importorskip("torch")
+    ours = nn.MultiHeadAttention(6, 2, seed=0)
+    theirs = torch.nn.MultiheadAttention(6, 2, batch_first=True).double()
+    inner = [getattr(ours, f"{n}_projection").weight.numpy().T for n in ("query", "key", "value")]
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.tensor(np.concatenate(inner)))
+        theirs.out_proj.weight.copy_(theirs_of(torch, ours.output_projection.weight).T)
+    x = x_of(2, 4, 6)
+    later = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+    want, weights = theirs(*[torch.tensor(x)] * 3, attn_mask=later, average_attn_weights=False)
+    got = ours(x, mask=nn.causal_mask(4))
+    np.testing.assert_allclose(got.numpy(), want.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        ours.last_attention_weights.numpy(), weights.detach().numpy(), rtol=1e-9
+    )
+
+
 # ---------------------------------------------------------------------------------- refusals
 
 X3 = np.zeros((2, 3, 4))
