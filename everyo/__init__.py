@@ -53,7 +53,8 @@ from everyo.quantization import (
     QuantizationError, QuantizedArray, QuantizedLinear, quantize, quantize_dynamic,
 )  # fmt: skip
 from everyo.serialization import (
-    inspect_archive, load, load_checkpoint, load_weights, save, save_checkpoint, save_weights,
+    TRACEABLE_OPERATIONS, export_onnx, export_onnx_traced, inspect_archive, load, load_checkpoint,
+    load_weights, onnx_available, run_onnx, save, save_checkpoint, save_weights, trace_operations,
 )  # fmt: skip
 
 var = variance
