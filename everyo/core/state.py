@@ -8,7 +8,10 @@ written (it becomes a result that every call stores again).
 from collections.abc import MutableMapping
 from typing import Any
 
+import numpy as np
+
 from everyo.core.autograd import MODE, TRACES
+from everyo.exceptions import EveryOSerializationError
 
 
 class Epoch:
@@ -70,3 +73,31 @@ class Tracked:
             Epoch.now += 1
         else:
             trace.set_attribute(self, name, value)
+
+
+def check_names(wanted: set[str], given: set[str], strict: bool, owner: str) -> None:
+    """Raise `EveryOSerializationError` if two sets of names must be equal and are not."""
+    missing, unexpected = sorted(wanted - given), sorted(given - wanted)
+    if strict and (missing or unexpected):
+        raise EveryOSerializationError(
+            f"the state does not fit {owner}. Missing keys: {', '.join(missing) or 'none'}; "
+            f"unexpected keys: {', '.join(unexpected) or 'none'}. strict=False ignores both"
+        )
+
+
+def fitting(value: Any, place: Any, what: str) -> np.ndarray:
+    """`value` as a new array with the shape and dtype of `place`, or `EveryOSerializationError`."""
+    shape, dtype = tuple(place.shape), np.dtype(place.dtype)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub":
+        raise EveryOSerializationError(
+            f"{what} expects numbers, the state holds {type(value).__name__}"
+        )
+    if array.shape != shape:
+        raise EveryOSerializationError(
+            f"{what} expects shape {shape}, the state has shape {array.shape}"
+        )
+    return np.array(array, dtype)

@@ -263,7 +263,7 @@ class TransformerEncoderBlock(Module):
 
 @register_module
 class TransformerEncoder(Module):
-    """`num_layers` blocks in a row: (N, T, E) -> (N, T, E). With `norm_first`, a last layer norm."""
+    """`num_layers` blocks in a row: (N, T, E) -> (N, T, E). `norm_first` ends with a layer norm."""
 
     _config = ("embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "norm_first")
 

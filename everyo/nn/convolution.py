@@ -17,7 +17,7 @@ __all__ = ["AvgPool2D", "Conv1D", "Conv2D", "ConvTranspose2D", "MaxPool2D"]
 class _Convolution(Module):
     """What convolution layers share: channels, parameters, and the check of the input."""
 
-    _config = (
+    _config: tuple[str, ...] = (
         "in_channels",
         "out_channels",
         "kernel_size",

@@ -13,7 +13,7 @@ import numpy as np
 from everyo.core.device import device as find_device
 from everyo.core.dtype import DTypeLike
 from everyo.core.random import Generator
-from everyo.core.state import Epoch, Tracked, load, store
+from everyo.core.state import Epoch, Tracked, check_names, fitting, load, store
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOError, EveryOSerializationError
@@ -327,31 +327,3 @@ def _array(value: Any, copy: bool = False) -> Any:
     if hasattr(value, "__array_ufunc__") and not isinstance(value, np.ndarray | np.generic):
         return value
     return np.array(value) if copy else np.asarray(value)
-
-
-def check_names(wanted: set[str], given: set[str], strict: bool, owner: str) -> None:
-    """Raise `EveryOSerializationError` if two sets of names must be equal and are not."""
-    missing, unexpected = sorted(wanted - given), sorted(given - wanted)
-    if strict and (missing or unexpected):
-        raise EveryOSerializationError(
-            f"the state does not fit {owner}. Missing keys: {', '.join(missing) or 'none'}; "
-            f"unexpected keys: {', '.join(unexpected) or 'none'}. strict=False ignores both"
-        )
-
-
-def fitting(value: Any, place: Any, what: str) -> np.ndarray:
-    """`value` as a new array with the shape and dtype of `place`, or `EveryOSerializationError`."""
-    shape, dtype = tuple(place.shape), np.dtype(place.dtype)
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):
-        array = np.asarray(None)
-    if array.dtype.kind not in "fiub":
-        raise EveryOSerializationError(
-            f"{what} expects numbers, the state holds {type(value).__name__}"
-        )
-    if array.shape != shape:
-        raise EveryOSerializationError(
-            f"{what} expects shape {shape}, the state has shape {array.shape}"
-        )
-    return np.array(array, dtype)

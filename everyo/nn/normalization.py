@@ -29,8 +29,10 @@ def _positive_eps(owner: str, eps: float) -> float:
 class _BatchNorm(Module):
     """What both batch normalisations share: everything but the rank of the input."""
 
-    _config = ("num_features", "eps", "momentum", "affine", "track_running_stats")
+    _config: tuple[str, ...] = ("num_features", "eps", "momentum", "affine", "track_running_stats")
     _rank = 0
+
+    num_batches_tracked: Any
 
     def __init__(
         self,

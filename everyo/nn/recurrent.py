@@ -34,7 +34,13 @@ def _steps(x: Tensor) -> list[Tensor]:
 class _Recurrent(Module):
     """What recurrent layers share: parameters, checks and the walk over the steps."""
 
-    _config = ("input_size", "hidden_size", "bias", "return_sequences", "initializer")
+    _config: tuple[str, ...] = (
+        "input_size",
+        "hidden_size",
+        "bias",
+        "return_sequences",
+        "initializer",
+    )
     _gates = 1
 
     def __init__(

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import namespace
-from everyo.core.state import Scalar, Tracked
+from everyo.core.state import Scalar, Tracked, check_names, fitting
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError, EveryOSerializationError
-from everyo.nn.module import check_names, fitting
 
 __all__ = ["ExponentialMovingAverage"]
 

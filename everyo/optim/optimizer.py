@@ -14,10 +14,9 @@ import numpy as np
 
 from everyo.core.autograd import current_trace, namespace
 from everyo.core.namespace import NUMPY
-from everyo.core.state import Tracked
+from everyo.core.state import Tracked, check_names, fitting
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError, EveryOSerializationError
-from everyo.nn.module import check_names, fitting
 
 __all__ = ["Betas", "Optimizer"]
 
@@ -68,6 +67,7 @@ class Optimizer(Tracked):
     _structural: tuple[str, ...] = ()  # hyperparameters of which a step asks whether they are on
     _state_attributes = ("parameters", "_scalars", "_state", "_steps")
 
+    lr: Any
     parameters: list[Tensor]
     structure: tuple[str, ...]  # those of `_structural` that are on
     _scalars: dict[str, Any]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from everyo.core.state import Tracked
+from everyo.core.state import Tracked, check_names
 from everyo.exceptions import EveryOSerializationError
-from everyo.nn.module import check_names
 from everyo.optim.optimizer import Optimizer
 
 __all__ = [
