@@ -163,7 +163,7 @@ def test_0d_gradients_are_arrays():
 def test_no_two_leaves_share_a_gradient_whatever_the_order(order):
     x, y = leaf([1.0, 2.0]), leaf([3.0, 5.0])
     terms = [x + y, x * x, y - x]
-    total = terms[order[0]] + terms[order[1]] + terms[order[2]]
+    total = (terms[order[0]] + terms[order[1]] + terms[order[2]]) * 1.0
     total.backward(np.ones(2))
     np.testing.assert_array_equal(x.grad, 2 * x.numpy())
     np.testing.assert_array_equal(y.grad, [2.0, 2.0])
@@ -311,6 +311,19 @@ def test_threads_differentiate_one_graph_at_the_same_time():
     for t in threads:
         t.join()
     assert len(results) == 80 and all(results)
+
+
+def test_backward_leaves_the_mode_as_it_was():
+    x = leaf([1.0])
+    y = x * x
+    with eo.no_grad():
+        y.backward(create_graph=True)
+        assert not eo.is_grad_enabled()
+        with pytest.raises(EveryOGradientError):
+            y.backward(np.ones(2))
+        assert not eo.is_grad_enabled()
+    y.backward()
+    assert eo.is_grad_enabled()
 
 
 # ---------------------------------------------------------------------------------- the graph

@@ -193,6 +193,27 @@ def _quiet(function, a, axis, keepdims):
         return function(a, axis=axis, keepdims=keepdims)
 
 
+ROWS = np.array(
+    [
+        [np.nan, 1.0, 2.0],
+        [np.inf, 1.0, -1.0],
+        [-np.inf, 1.0, 0.0],
+        [-np.inf, -np.inf, -np.inf],
+        [np.inf, -np.inf, 0.0],
+        [-0.0, -0.0, -0.0],
+        [1000.0, 1001.0, -1000.0],
+    ]
+)
+
+
+@pytest.mark.parametrize("record", REDUCTIONS, ids=lambda o: o.name)
+def test_every_reduction_equals_numpy_at_special_values(record):
+    reference = {"logsumexp": np.logaddexp.reduce}.get(record.name) or reference_of(record)
+    with np.errstate(all="ignore"):
+        got, want = getattr(TENSORS, record.name)(ROWS, axis=1), reference(ROWS, axis=1)
+        assert_same(got, want, 1e-14, signs=record.reference is None)
+
+
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "sort", "argsort", "maximum"])
 def test_nan_and_ties_are_treated_as_numpy_treats_them(name):
     a = np.array([[2.0, np.nan, 2.0, -0.0, 0.0], [1.0, 1.0, -1.0, -1.0, 1.0]])
@@ -254,10 +275,13 @@ def test_every_gradient_keeps_the_dtype_and_shape_of_its_operand(case: Case, dty
 
 
 @named(SMOOTH)
-def test_no_gradient_shares_memory_with_anything(case: Case):
+@pytest.mark.parametrize("above", [False, True], ids=["root", "below"])
+def test_no_gradient_shares_memory_with_anything(case: Case, above: bool):
     given = case.tensors()
     out = case.call(*given)
     seed = seed_like(out)
+    if above:  # then the gradient that reaches the op is not the seed
+        out = out * 1.0
     out.backward(seed)
     arrays = [t._data if isinstance(t, eo.Tensor) else np.asarray(t) for t in (*given, out, seed)]
     gradients = [given[i].grad for i in case.positions]
