@@ -3,6 +3,7 @@
 from everyo import cuda, data, datasets, exceptions, nn, optim
 from everyo._version import VERSION_INFO, __version__
 from everyo.compile import CompiledFunction, compile
+from everyo.compile.pool import get_num_threads, set_num_threads
 from everyo.config import Config, DeviceConfig, ModelConfig, TrainingConfig, load_config
 from everyo.core.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from everyo.core.detect import detect_nan

@@ -20,6 +20,7 @@ from everyo.compile import native
 from everyo.compile.blas import ONE_THREAD
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.ir import Graph, Node, require
+from everyo.compile.pool import THREADS, WAKE_NS
 from everyo.compile.rows import ROW, Plan
 from everyo.core.watch import Watcher
 
@@ -47,7 +48,9 @@ class Program:
         self.fresh = [(o.shape, o.dtype) for o in self._legal.outputs]
         self._plan = plan
         large = (g for g in plan.schedule.groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
-        self._threads: Any = ONE_THREAD if jit and any(large) else nullcontext()
+        self._blas: Any = ONE_THREAD if jit and any(large) else nullcontext()
+        self._shared = jit and plan.shared_ns > 0
+        THREADS.locks.add(self)
         self._code = NATIVE if jit else PLAIN
         self._control = _Control(plan, self._legal)
         self._execute = self._executor()
@@ -84,15 +87,22 @@ class Program:
 
     def execute(self) -> int:
         """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""
-        with self._threads:
+        pool = THREADS.get() if self._shared else None
+        if pool is None:
+            self._control.pool[0] = 0
+        else:
+            self._control.pool[0] = pool.address
+            if self._plan.shared_ns > WAKE_NS:
+                pool.wake()
+        with self._blas:
             self._execute(self._control.address, 0, 1)
         return self._control.status[0]
 
     def executor(self) -> Callable[[], int]:
         """`execute` as one function without the bookkeeping that this program does not need."""
-        run, address, status = self._execute, self._control.address, self._control.status
-        if self._threads is ONE_THREAD:
+        if self._shared or self._blas is ONE_THREAD:
             return self.execute
+        run, address, status = self._execute, self._control.address, self._control.status
 
         def execute() -> int:
             run(address, 0, 1)
@@ -236,6 +246,7 @@ class _Control:
         w[native.FIRST : native.LAST + 1] = self.all_rows
         self.address = w.ctypes.data
         self.status = memoryview(w)[native.STATUS : native.STATUS + 1]
+        self.pool = memoryview(w)[native.POOL : native.POOL + 1]
         self.partial = False
 
     def bind(self, arrays: Arrays, rows: tuple[int, int] | None) -> None:

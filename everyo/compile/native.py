@@ -10,11 +10,12 @@ import numpy as np
 
 from everyo.compile.emit import HEAD, expression
 from everyo.compile.ir import Node
+from everyo.compile.pool import BUSY, SHARE
 from everyo.compile.program import FOLDS, KINDS, wide
 
 # executor: where its table has what
 PROGRAM, FIRST, GUARD, LAST, PATCHES, PATCH_COUNT, ARRAYS, ARRAY_COUNT = range(8)
-FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, OBJECTS, CONTROL_SIZE = range(8, 17)
+FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, OBJECTS, POOL, CONTROL_SIZE = range(8, 18)
 FINE, OVERLAP, FAILED = 0, -1, 1  # STATUS: FAILED + i when check i fails
 
 # P: the control table. Reads the arrays' addresses, looks for overlap, patches the tables, runs.
@@ -52,21 +53,21 @@ EXECUTOR = f"""{HEAD}
     for i in range(P[{PATCH_COUNT}]):
         at = patches + i * 24
         poke(peek(at), peek(arrays + peek(at + 8) * 8) + peek(at + 16))
-    program = P[{PROGRAM}]
-    for r in range(P[{FIRST}], P[{GUARD}]):
-        at = program + r * 32
-        chunks_of_row = peek(at + 16)
-        for c in range(chunks_of_row):
-            call(peek(at), peek(at + 8), c, chunks_of_row)
-    for i in range(P[{FLAG_COUNT}]):
-        if ld0(p_b8(peek(P[{FLAGS}] + i * 8)), usz(0)):
-            P[{STATUS}] = {FAILED} + i
-            return
-    for r in range(P[{GUARD}], P[{LAST}]):
-        at = program + r * 32
-        chunks_of_row = peek(at + 16)
-        for c in range(chunks_of_row):
-            call(peek(at), peek(at + 8), c, chunks_of_row)
+    program, pool = P[{PROGRAM}], P[{POOL}]
+    for stage in range(2):
+        for r in range(P[{FIRST} + stage], P[{GUARD} + stage]):
+            at = program + r * 32
+            function, table, n, shared = peek(at), peek(at + 8), peek(at + 16), peek(at + 24)
+            if pool != 0 and shared != 0 and atomic_claim(pool + {BUSY}, 0, 1):
+{SHARE}
+            else:
+                for c in range(n):
+                    call(function, table, c, n)
+        if stage == 0:
+            for i in range(P[{FLAG_COUNT}]):
+                if ld0(p_b8(peek(P[{FLAGS}] + i * 8)), usz(0)):
+                    P[{STATUS}] = {FAILED} + i
+                    return
 """
 
 # P: partial results, result, elements, chunks

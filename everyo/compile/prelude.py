@@ -14,6 +14,7 @@ from numba import njit, types
 from numba.core.extending import intrinsic
 
 from everyo.compile import intrinsics, math
+from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
 
 KERNEL = types.void(
@@ -209,6 +210,7 @@ def _gemm(number: ir.Type, integer: ir.Type) -> Callable[..., Any]:
 
 INTEGER = ir.IntType(64) if BLAS is None or BLAS.wide else ir.IntType(32)
 NAMES: dict[str, Any] = {
+    **ATOMICS,
     "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
     "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,

@@ -56,6 +56,7 @@ class Plan:
 
     def __init__(self, graph: Graph, jit: bool, keep: bool = True) -> None:
         self.keep = keep
+        self.shared_ns = 0.0  # what the rows worth several threads take on one
         self.checked = os.environ.get("EVERYO_CHECK") == "1"
         self.code = NATIVE if jit else PLAIN
         self.blas = BLAS if jit else None
@@ -161,6 +162,7 @@ class Plan:
         flops: int,
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
+        self.shared_ns += work * parallel
         function = self.code.address(text, self.keep)
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
