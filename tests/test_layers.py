@@ -107,6 +107,30 @@ def test_every_module_compiled_equals_eager(case, training):
         np.testing.assert_allclose(p, q, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_compiled_attention_keeps_no_weights_and_eager_calls_do_not_disturb_it():
+    layer = nn.MultiHeadAttention(4, 2, seed=0)
+    x = eo.tensor(x_of(2, 3, 4))
+    run = eo.compile(lambda t: layer(t))
+    run(x), run(x)
+    assert layer.last_attention_weights is None
+    layer(x)
+    traces = run.cache_info().traces
+    run(x)
+    assert layer.last_attention_weights is not None and run.cache_info().traces == traces
+
+
+@pytest.mark.slow
+def test_a_compiled_embedding_checks_its_ids():
+    layer = nn.Embedding(5, 2, seed=0)
+    run = eo.compile(lambda ids: layer(ids))
+    assert run(eo.tensor([1.0, 4.0])).shape == (2, 2)
+    with pytest.raises(EveryOShapeError, match="out of range"):
+        run(eo.tensor([1.0, 5.0]))
+    with pytest.raises(EveryOShapeError, match="whole numbers"):
+        run(eo.tensor([0.5, 1.0]))
+
+
 # ---------------------------------------------------------------------------------- initial values
 
 

@@ -127,6 +127,35 @@ def test_every_loss_compiled_equals_eager(name):
         np.testing.assert_allclose(one.grad, other.grad, rtol=1e-10)
 
 
+@pytest.mark.slow
+def test_compiled_losses_check_values_before_any_state_is_written():
+    model = eo.Linear(2, 3, seed=0)
+    optimizer = eo.Adam(model.parameters())
+
+    @eo.compile
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = eo.ones(2, 2)
+    step(x, np.array([0, 2]))
+    before = model.weight.numpy()
+    for wrong in ([0, 3], [-1, 0]):
+        with pytest.raises(EveryOShapeError, match="out of range"):
+            step(x, np.array(wrong))
+    with pytest.raises(EveryOShapeError, match="whole numbers"):
+        step(x, np.array([0.5, 1.0]))
+    np.testing.assert_array_equal(model.weight.numpy(), before)
+    assert optimizer.step_count == 1
+    probabilities = eo.compile(nn.binary_cross_entropy)
+    probabilities(eo.tensor([0.5]), eo.tensor([1.0]))
+    with pytest.raises(EveryOShapeError, match="probabilities"):
+        probabilities(eo.tensor([1.5]), eo.tensor([1.0]))
+
+
 # ---------------------------------------------------------------------------------- cross entropy
 
 

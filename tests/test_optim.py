@@ -282,6 +282,30 @@ def test_every_optimizer_compiled_equals_eager(name):
             np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.slow
+def test_settings_of_a_compiled_step_are_read_at_every_call():
+    p = eo.Parameter(np.array([1.0]))
+    opt = optim.SGD([p], lr=0.5)
+
+    @eo.compile
+    def step():
+        opt.zero_grad()
+        (p * p).sum().backward()
+        opt.step()
+
+    want, velocity = 1.0, 0.0
+    for k in range(6):
+        opt.lr = 0.1 / (k + 1)
+        if k == 3:
+            opt.momentum = 0.5
+        step()
+        velocity = opt.momentum * velocity + 2 * want
+        want -= opt.lr * (velocity if opt.momentum else 2 * want)
+        velocity = velocity if opt.momentum else 0.0
+        assert p.item() == pytest.approx(want, rel=1e-12)
+    assert step.cache_info().traces <= 4
+
+
 @EVERY
 def test_every_optimizer_agrees_with_torch(name):
     torch = pytest.importorskip("torch")
