@@ -116,7 +116,8 @@ class Optimizer(Tracked):
             value = float(value)
         xp = NUMPY if type(value) is float else namespace()
         words, test = self._checks[name]
-        xp.require(test(xp, value), ValueError, f"{name} must be {words}, got {value!r}")
+        shown = f", got {value!r}" if type(value) is float else ""
+        xp.require(test(xp, value), ValueError, f"{name} must be {words}{shown}")
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
