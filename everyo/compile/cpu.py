@@ -118,20 +118,23 @@ class Program:
         return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
 
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
-        """Median seconds of each row. The arrays that are written are replaced by copies."""
+        """Median seconds of each row, without the launch itself. The arrays that are written are
+        replaced by copies."""
         arrays = self._with_copies(arrays)
         outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
-        medians = []
+
+        def median(first: int, last: int) -> float:
+            times = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                self._run(arrays, outputs, (first, last))
+                times.append(time.perf_counter() - start)
+            return sorted(times)[len(times) // 2]
+
         with self.lock:
             self._run(arrays, outputs)
-            for i in range(len(self.kernels)):
-                times = []
-                for _ in range(repeats):
-                    start = time.perf_counter()
-                    self._run(arrays, outputs, (i, i + 1))
-                    times.append(time.perf_counter() - start)
-                medians.append(sorted(times)[len(times) // 2])
-        return medians
+            launch = median(0, 0)
+            return [max(median(i, i + 1) - launch, 0.0) for i in range(len(self.kernels))]
 
     def _run(self, arrays: Arrays, outputs: Arrays, rows: tuple[int, int] | None = None) -> int:
         control = self._control

@@ -5,6 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from everyo.compile import ir
+from everyo.compile.machine import machine
+
+
+def _of_peak(row: Any, seconds: float) -> str:
+    """The larger of the shares of the machine's bandwidth and of its matmul rate; a row whose data lie
+    in the caches can pass 100 % of the bandwidth."""
+    if not seconds:
+        return "-"
+    share = max(row.bytes / seconds / machine().bandwidth, row.flops / seconds / machine().flops)
+    return f"{100 * share:.0f} %"
 
 
 class Explanation:
@@ -20,7 +30,7 @@ class Explanation:
     def __str__(self) -> str:
         head = ["", "kernel", "shapes", "chunks", "kB", "kflop"]
         if self.seconds is not None:
-            head += ["us", "share", "GB/s", "Gflop/s"]
+            head += ["us", "share", "GB/s", "Gflop/s", "of peak"]
         table = [head]
         total = sum(self.seconds) if self.seconds else 0.0
         for i, row in enumerate(self.rows):
@@ -31,6 +41,7 @@ class Explanation:
                 line += [
                     f"{t * 1e6:.2f}", f"{100 * t / total:.0f} %" if total else "-",
                     f"{row.bytes / t / 1e9:.1f}" if t else "-", f"{row.flops / t / 1e9:.1f}" if t else "-",
+                    _of_peak(row, t),
                 ]  # fmt: skip
             table.append(line)
         table = [[c if len(c) <= 60 else c[:57] + "..." for c in r] for r in table]
@@ -41,7 +52,9 @@ class Explanation:
         texts = len({row.text for row in self.rows})
         lines.append(f"{len(self.rows)} rows, {texts} distinct kernels, arena {self.arena_bytes / 1e3:.1f} kB")
         if self.seconds is not None:
-            lines.append(f"{total * 1e6:.1f} us in all")
+            m = machine()
+            lines.append(f"{total * 1e6:.1f} us in all; peaks: {m.bandwidth / 1e9:.1f} GB/s of a plain copy, "
+                         f"{m.flops / 1e9:.0f} Gflop/s of a matrix product")  # fmt: skip
         return "\n".join(lines)
 
     def __repr__(self) -> str:
