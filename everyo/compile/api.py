@@ -24,8 +24,9 @@ from everyo.compile import ir
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher
-from everyo.compile.trace import LOCK, check_dtype
+from everyo.compile.trace import LOCK, Traced, check_dtype, put_back
 from everyo.compile.tree import flatten, unflatten
+from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device import device as as_device
 from everyo.core.tensor import Tensor
@@ -200,26 +201,41 @@ class CompiledFunction:
                 filled[at] = value
             return unflatten(structure, filled)
 
-        return dynamic, (structure, tuple(specs), MODE.grad), rebuild
+        return dynamic, (structure, tuple(specs), MODE.grad, CAST.dtype), rebuild
 
     def _entry(self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any]) -> tuple[Entry, list[np.ndarray]]:
         """A version that fits the call, traced and compiled if there is none."""
+        found, _ = self._fitting(dynamic, key)
+        if found is None:
+            with LOCK, self._lock:
+                found, changed = self._fitting(dynamic, key)  # another thread may have traced meanwhile
+                if found is None:
+                    return self._traced(dynamic, key, rebuild, changed)
+        return self._verified(*found, dynamic, key, rebuild)
+
+    def _fitting(self, dynamic: list[Any], key: Any) -> tuple[tuple[Entry, list[np.ndarray]] | None, str | None]:
+        """A version whose guards hold, with the arrays of this call, or else what the last one lacks."""
         changed = None
-        for entry in self._entries.get(key, ()):
+        for entry in tuple(self._entries.get(key, ())):
             changed = entry.stale(dynamic)
             if changed is None:
                 arrays = entry.arrays(dynamic)
                 if arrays is not None:
-                    return self._verified(entry, dynamic, arrays, key, rebuild)
+                    return (entry, arrays), None
                 changed = "an input has another shape, dtype, layout or shares memory with another one"
-        with LOCK, self._lock:
-            entry = self._compile(dynamic, rebuild)
-            self._entries.setdefault(key, []).insert(0, entry)
-            self._entries.move_to_end(key)
-            if len(self._entries) > KEYS:
-                self._entries.popitem(last=False)
-            del self._entries[key][16:]
-            self._note_retrace(changed)
+        return None, changed
+
+    def _traced(
+        self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any], changed: str | None
+    ) -> tuple[Entry, list[np.ndarray]]:
+        """A new version."""
+        entry = self._compile(dynamic, rebuild)
+        self._entries.setdefault(key, []).insert(0, entry)
+        self._entries.move_to_end(key)
+        if len(self._entries) > KEYS:
+            self._entries.popitem(last=False)
+        del self._entries[key][16:]
+        self._note_retrace(changed)
         arrays = entry.arrays(dynamic)
         if arrays is None:
             raise EveryOTraceError(f"{self._name}: the inputs changed while the function was traced")
@@ -231,21 +247,23 @@ class CompiledFunction:
         found = guarding.collect(self._function, objects)
         self._traces += 1
         traced = trace_call(self._name, call, dynamic)
-        found.settle()
+        found.settle(traced.arrays)
         self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options.cache)
         return entry
 
     def _caller(self, rebuild: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
         function = self._function
+        mode = autocast(is_autocast_enabled(), dtype=autocast_dtype())  # also for a later backward
 
         def call(values: Sequence[Any]) -> Any:
             args, kwargs = rebuild(values)
-            return function(*args, **kwargs)
+            with mode:
+                return function(*args, **kwargs)
 
         return call
 
     def _verified(
-        self, entry: Entry, dynamic: list[Any], arrays: list[np.ndarray], key: Any, rebuild: Callable[..., Any]
+        self, entry: Entry, arrays: list[np.ndarray], dynamic: list[Any], key: Any, rebuild: Callable[..., Any]
     ) -> tuple[Entry, list[np.ndarray]]:
         """At the second call of a version: trace again and compare."""
         if entry.verified or not self._options.check:
@@ -256,22 +274,23 @@ class CompiledFunction:
             self._traces += 1
             found = guarding.collect(self._function, entry.objects)
             second = trace_call(self._name, self._caller(rebuild), dynamic)
-            line = next(iter(second.attributes.values()), None)
-            if line is not None:
-                name = next(iter(second.attributes))[1]
+            if second.attributes:
+                _put_back(second)
+                _, name, _, line = second.attributes[0]
                 raise EveryOTraceError(
                     f"{self._name}: attribute {name!r} is set at every call, at {line}; a compiled function does "
                     "not run that line again. Keep the value in a tensor or buffer, or compile with fallback='eager'"
                 )
             difference = differences(entry.traced, second)
             if difference is None:
-                found.settle_after(entry.guards)
+                found.settle_after(entry.guards, second.arrays)
                 entry.guards = found
                 entry.verified = True
                 return entry, arrays
             self._traces += 1
             third = trace_call(self._name, self._caller(rebuild), dynamic)
             if differences(second, third) is not None:
+                _put_back(third)
                 raise EveryOTraceError(
                     f"{self._name} depends on Python state that changes from call to call and that guards cannot "
                     f"see: {difference}. Pass the value as an argument, or keep it in a tensor"
@@ -302,7 +321,10 @@ class CompiledFunction:
         found = self._bound.get(id(instance))
         if found is None or found[0]() is not instance:
             forget = functools.partial(_forget, weakref.ref(self), id(instance))
-            reference = weakref.ref(instance, forget)
+            try:
+                reference: Any = weakref.ref(instance, forget)
+            except TypeError:  # __slots__ without __weakref__: such an object lives as long as the function
+                reference = functools.partial(_identity, instance)
             bound = CompiledFunction(_bind(self._function, reference), self._options)
             found = self._bound[id(instance)] = (reference, bound)
         return found[1]
@@ -312,6 +334,10 @@ class CompiledFunction:
 
     def __repr__(self) -> str:
         return f"<compiled {getattr(self._function, '__qualname__', self._name)}>"
+
+
+def _identity(instance: Any) -> Any:
+    return instance
 
 
 def _bind(function: Callable[..., Any], reference: Any) -> Callable[..., Any]:
@@ -324,6 +350,12 @@ def _bind(function: Callable[..., Any], reference: Any) -> Callable[..., Any]:
     signature = inspect.signature(function)
     method.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
     return method
+
+
+def _put_back(traced: Traced) -> None:
+    """The attributes as they were before a trace whose outcome is refused."""
+    for owner, name, before, _ in traced.attributes:
+        put_back(owner, name, before)
 
 
 def _forget(owner: Any, key: int, _: Any) -> None:

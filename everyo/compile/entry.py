@@ -450,16 +450,17 @@ def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
 def differences(first: Traced, second: Traced) -> str | None:
     """What two traces of one function in one state differ in, or None; arrays that were equal are constants."""
     a, b = str(first.graph).splitlines(), str(second.graph).splitlines()
-    for x, y in zip(a, b, strict=False):
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
-            return f"first trace {x.strip()!r}, second trace {y.strip()!r}"
+            return f"{_described(first.graph, i - 1)}, then {_described(second.graph, i - 1)}"
     if len(a) != len(b):
         return f"first trace {len(a)} operations, second trace {len(b)}"
-    for s, t in zip(first.sources, second.sources, strict=True):
+    for s, t, node in zip(first.sources, second.sources, first.graph.inputs, strict=True):
+        where = first.graph.lines.get(node, "")
         if s.name != t.name:
-            return f"an input was read from another {s.kind} in the second trace"
+            return f"an input was read from another {s.kind} in the second trace, at {where}"
         if s.kind == "array" and s.owner is not t.owner and not _equal(s.owner, t.owner):
-            return f"an array of shape {s.owner.shape} that the function makes differs between two traces"
+            return f"an array of shape {s.owner.shape} that the function makes differs between two traces, at {where}"
     if repr(first.leaves) != repr(second.leaves) and not _same_leaves(first, second):
         return "the results differ in kind between two traces"
     if len(first.effects) != len(second.effects):
@@ -470,6 +471,19 @@ def differences(first: Traced, second: Traced) -> str | None:
         ):
             return f"{e.what} {e.key!r} is set to {e.value!r} in the first trace, to {f.value!r} in the second"
     return None
+
+
+def _described(graph: ir.Graph, i: int) -> str:
+    """Node `i` of the printed graph: the constant or the op, and the user's line that it comes from."""
+    order = ir.walk((*graph.inputs, *graph.roots))
+    if not 0 <= i < len(order):
+        return "the end of the trace"
+    node = order[i]
+    reached = {node}
+    reached.update(n for n in order[i:] if reached.intersection(n.inputs))  # what is computed from it
+    lines = [graph.lines[n] for n in order[i:] if n in reached and n in graph.lines]
+    what = f"the constant {node.param('value')!r}" if node.op == "const" else f"{node.op} of shape {node.shape}"
+    return f"{what} at {lines[0]}" if lines else what
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -25,6 +25,7 @@ from everyo.core.tensor import Tensor
 
 SIMPLE = (int, float, bool, str, bytes, complex, type(None), np.generic)
 LIMIT = 20_000  # places at most; beyond it the second trace is the only check
+CONTENTS = 4096  # bytes of an array up to which it is compared whole
 ABSENT = object()  # what a place holds that does not exist
 
 _LIBRARIES = {
@@ -60,7 +61,7 @@ class Guard:
     """One place or container and what it held.
 
     `kind` is "item" (of a dict), "entry" (of a list), "cell", "slot", "length" (of the dict of an object),
-    or, for all entries at once, "list", "dict" or "set". `slow` ones change only when the epoch moves.
+    for all entries at once "list", "dict" or "set", or "array" (the bytes of a small one). `slow` ones change only when the epoch moves.
     """
 
     kind: str
@@ -87,6 +88,8 @@ class Guard:
                 return getattr(self.container, self.key, ABSENT)
             case "length":
                 return len(self.container)
+            case "array":
+                return self.container.tobytes()
             case "set":
                 return frozenset(self.container)
         return _entries(self.container)
@@ -104,6 +107,8 @@ class Guard:
                 return f"getattr({container}, {key}, MISS) is {value}"
             case "length":
                 return f"len({container}) == {value}"
+            case "array":
+                return f"{container}.tobytes() == {value}"
             case "set":
                 return f"{container} == {value}"
             case "dict":
@@ -116,7 +121,7 @@ class Guard:
     def holds(self) -> bool:
         """Whether the place still holds the same value (numbers by type and bits) or object."""
         now, value = self.now, self.value
-        if self.kind in ("length", "set"):
+        if self.kind in ("length", "set", "array"):
             return now == value
         if self.kind in ("list", "dict"):
             return len(now[1]) == len(value[1]) and all(
@@ -133,6 +138,8 @@ class Guard:
             pairs = zip(names, value[1], now[1], strict=True)
             name, value, now = next((p for p in pairs if not _same(p[1], p[2])), (None, None, None))
             what = f"{what}[{name!r}]"
+        if self.kind == "array":
+            return f"the contents of {what} changed"
         return f"{what} was {_shown(value)}, is {_shown(now)}"
 
 
@@ -179,9 +186,11 @@ class Guards:
                 return g
         return None
 
-    def settle(self) -> None:
-        """After the trace: set aside what it changed, a counter must not retrace for ever.
+    def settle(self, inputs: frozenset[int]) -> None:
+        """After the trace, which reads the arrays with ids `inputs` at every call: set aside what it
+        changed, a counter must not retrace for ever.
         Of a container that it changed, the other entries stay guarded."""
+        self.fast = [g for g in self.fast if g.kind != "array" or id(g.container) not in inputs]
         moved = [g for g in (*self.fast, *self.slow) if not g.holds()]
         gone = set(map(id, moved))
         parts = [p for g in moved for p in _parts(g)]
@@ -189,10 +198,10 @@ class Guards:
         self.slow = [g for g in self.slow if id(g) not in gone]
         self.changing = [p for p in parts if not p.holds()]
 
-    def settle_after(self, first: "Guards") -> None:
+    def settle_after(self, first: "Guards", inputs: frozenset[int]) -> None:
         """After the second trace, of which `first` were the guards of the first. A place that the
         function changes but that both began with the same value may still matter: it is guarded."""
-        self.settle()
+        self.settle(inputs)
         before = {(g.kind, id(g.container), g.key): g for g in first.changing}
         for g in self.changing:
             other = before.get((g.kind, id(g.container), g.key))
@@ -250,6 +259,9 @@ class _Walker:
         """Walk on from an object."""
         if isinstance(value, Tensor | np.ndarray):
             self.reached.add(id(value))
+            if isinstance(value, np.ndarray) and value.nbytes <= CONTENTS:
+                guard = Guard("array", value, None, value.tobytes(), what)
+                self.guards["array", id(value), None] = guard
         elif not isinstance(value, SIMPLE) and id(value) not in self.seen:
             self.reached.add(id(value))
             self.seen[id(value)] = value

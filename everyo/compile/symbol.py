@@ -51,6 +51,11 @@ class Symbol:
         trace.born.append((weakref.ref(self), trace.line()))
 
     @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """What isinstance() takes it for: the user's code shall go the way it goes on numbers."""
+        return np.ndarray if not self.weak else float if self.node.dtype.kind == "f" else Symbol
+
+    @property
     def node(self) -> Node:
         """The node of this array's present contents."""
         if not self.path:
@@ -116,6 +121,9 @@ class Symbol:
 
     def __index__(self) -> int:
         return self._values("int()")
+
+    def __format__(self, spec: str) -> str:
+        return self._values("formatting") if self.weak or spec else repr(self)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self._values("numpy.asarray()")

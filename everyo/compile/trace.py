@@ -24,6 +24,7 @@ from everyo.compile.builder import Builder
 from everyo.compile.symbol import Step, Storage, Symbol
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
+from everyo.core.namespace import is_array
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
@@ -187,10 +188,11 @@ class Traced:
     effects: tuple[Effect, ...]
     grad_none: tuple[tuple[Any, bool], ...]  # (tensor or position, whether its .grad was None)
     statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
-    attributes: dict[tuple[int, str], str]  # plain attributes written: where
+    attributes: tuple[tuple[Any, str, Any, str], ...]  # plain ones written: owner, name, value before, line
     views: tuple[tuple[Source, int, Any], ...]  # (source, input, geometry) of arrays read through their owner
     identical: tuple[tuple[Source, Source], ...]  # sources that gave one and the same array
     frozen: tuple[tuple[np.ndarray, bytes], ...] = ()  # arrays whose contents the trace used
+    arrays: frozenset[int] = frozenset()  # ids of the arrays that are inputs themselves
     parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
     results: tuple[int, ...] = field(default=())  # the leaves that require gradients
 
@@ -219,6 +221,7 @@ class Trace:
         self.attributes: dict[tuple[int, str], tuple[Any, Any, Any, str]] = {}
         self.flags: dict[int, tuple[Tensor, bool, str]] = {}
         self.frozen: dict[int, tuple[np.ndarray, bytes]] = {}
+        self.own: set[int] = set()
         self.checks: list[ir.Check] = []
         self.lines: dict[ir.Node, str] = {}
         self.born: list[tuple[weakref.ref, str]] = []
@@ -315,7 +318,7 @@ class Trace:
         """What `Tensor(data)` holds inside a trace."""
         if isinstance(data, Tensor):
             data = self.read(data)
-        if isinstance(data, np.ndarray):
+        if is_array(data):
             data = self.array(data)
             share = share and data.dtype.kind not in "iu"
         if isinstance(data, Symbol):
@@ -461,6 +464,9 @@ class Trace:
         previous = self.attributes[(id(owner), name)][2] if (id(owner), name) in self.attributes else (
             owner.__dict__.get(name, _MISSING))  # fmt: skip
         self.kept.append(owner)
+        if id(owner) in self.own:
+            object.__setattr__(owner, name, value)
+            return
         self.attributes[(id(owner), name)] = (owner, value, previous, self.line())
         object.__setattr__(owner, name, value)
 
@@ -475,15 +481,17 @@ class Trace:
         """Python code used the contents of an array: they are a guard."""
         self.frozen[id(array)] = (array, array.tobytes())
 
+    def made(self, owner: Any) -> None:
+        """A module or optimizer that the traced function creates: its attributes are its own affair."""
+        self.kept.append(owner)
+        self.own.add(id(owner))
+
     def undo_attributes(self) -> None:
         """Take back the attributes written so far."""
         for tensor, before, _ in self.flags.values():
             tensor._requires_grad = before
         for (_, name), (owner, _, previous, _) in self.attributes.items():
-            if previous is _MISSING:
-                owner.__dict__.pop(name, None)
-            else:
-                object.__setattr__(owner, name, previous)
+            put_back(owner, name, previous)
 
     # ------------------------------------------------------------------ checks, errors, lines
 
@@ -585,8 +593,10 @@ class Trace:
         return Traced(
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
-            {k: line for k, (_, value, _, line) in self.attributes.items() if not _holds_traced(value)},
+            tuple((owner, name, before, line) for (_, name), (owner, value, before, line) in self.attributes.items()
+                  if not _holds_traced(value)),
             views=tuple(self.views), identical=tuple(self.identical.values()), frozen=tuple(self.frozen.values()),
+            arrays=frozenset(id(s.owner) for s in self.sources if s.kind == "array"),
             results=tuple(i for i, leaf in enumerate(leaves) if leaf.what == "tensor" and not leaf.is_leaf),
         )  # fmt: skip
 
@@ -626,6 +636,14 @@ class Trace:
 
 
 _MISSING = object()
+
+
+def put_back(owner: Any, name: str, previous: Any) -> None:
+    """Give an attribute the value that it had."""
+    if previous is _MISSING:
+        owner.__dict__.pop(name, None)
+    else:
+        object.__setattr__(owner, name, previous)
 
 
 def _describe(value: Any) -> str:

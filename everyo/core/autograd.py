@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from everyo.core.namespace import NUMPY, TENSORS
+from everyo.core.namespace import NUMPY, TENSORS, is_array
 from everyo.exceptions import EveryOGradientError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,7 +127,7 @@ def unbroadcast(gradient: Any, shape: tuple[int, ...], xp: Any = None) -> Any:
     """Sum a gradient back to `shape`: the derivative of broadcasting from `shape`."""
     if gradient.shape == shape:
         return gradient
-    xp = xp or (NUMPY if isinstance(gradient, np.ndarray) else TENSORS)
+    xp = xp or (NUMPY if is_array(gradient) else TENSORS)
     extra = len(gradient.shape) - len(shape)
     if gradient.shape[extra:] != shape:
         pairs = zip(shape, gradient.shape[extra:], strict=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from everyo.core.erf import erf
 
+HALF = np.dtype(np.float16)
 SMALL = 4096  # elements; below, filling an array is cheaper than a view with strides of 0
 FLAT = 1 << 18  # flat indices that are made at once
 
@@ -24,6 +25,12 @@ TENSORS = SimpleNamespace()  # name -> differentiable op on tensors; see everyo.
 def kind_of(x: Any) -> str:
     """The kind of an array's or tensor's dtype: "f" floating, "i" integer, "b" bool."""
     return np.dtype(x.dtype).kind
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is a NumPy array. One that records only claims to be: isinstance() says yes to it,
+    so that a user's own tests go the same way while they are traced."""
+    return issubclass(type(x), np.ndarray)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -55,6 +62,13 @@ def broadcast_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     out = np.empty(shape, x.dtype)
     out[...] = x
     return out
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """numpy.matmul; half precision by way of float32, where NumPy has a fast product."""
+    if type(a) is type(b) is np.ndarray and a.dtype == b.dtype == HALF:
+        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(HALF)
+    return np.matmul(a, b)
 
 
 def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
@@ -157,11 +171,11 @@ NUMPY = SimpleNamespace(
         "square reciprocal abs sign sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh floor "
         "ceil rint floor_divide remainder maximum minimum isnan isinf isfinite equal not_equal "
         "less less_equal greater greater_equal logical_and logical_or logical_xor logical_not "
-        "where matmul cumsum argmax argmin flip zeros ones full"
+        "where cumsum argmax argmin flip zeros ones full"
     ),
     sum=_reduction(np.add), prod=_reduction(np.multiply), max=_reduction(np.maximum),
     min=_reduction(np.minimum), any=_reduction(np.logical_or), all=_reduction(np.logical_and),
-    reshape=reshape, transpose=transpose, broadcast_to=broadcast_to,
+    matmul=matmul, reshape=reshape, transpose=transpose, broadcast_to=broadcast_to,
     erf=erf, sigmoid=sigmoid, astype=astype, copy=copy, getitem=getitem, put=put, put_add=put_add,
     pick=pick, spread=spread, random=random, require=require, iota=iota,
     argsort=argsort, merge=_merge, asarray=np.asarray,

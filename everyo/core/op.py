@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import MODE, TRACES, Node, enable_grad, propagate
-from everyo.core.namespace import NUMPY, TENSORS
+from everyo.core.dtype import NAMES
+from everyo.core.namespace import NUMPY, TENSORS, is_array
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOError, EveryOIndexError, EveryOShapeError
 
@@ -217,6 +218,9 @@ def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         raise explain(op, error, data, params) from None
     if type(y) is not np.ndarray and trace is None:
         y = np.asarray(y)
+    floating = y.dtype.kind == "f"
+    if not floating and y.dtype not in NAMES:
+        y = y.astype(np.int64)  # NumPy has narrower integers than tensors have
     out = _NEW(Tensor)
     out._data = y
     out._grad = out.name = out.grad_node = None
@@ -224,7 +228,7 @@ def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     out._cell = [0]
     if op.view:
         _share(args[0], out)
-    if wanted and MODE.grad and op.vjp is not None and y.dtype.kind == "f":
+    if wanted and floating and MODE.grad and op.vjp is not None:
         _record(op, args, data, out, params, wanted)
     if TRACES and MODE.watch is not None:
         MODE.watch.forward(op, data, out)
@@ -321,15 +325,10 @@ def _coerce(value: Any, i: int, op: Op, args: tuple, trace: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, np.generic):
-        return value
-    if hasattr(value, "__array_ufunc__") and not isinstance(value, np.ndarray):
+        return _supported(value)
+    if hasattr(value, "__array_ufunc__") and not is_array(value):
         return value  # an array that records, e.g. the gradient of a tensor inside a trace
-    if isinstance(value, np.ndarray):
-        array = value
-        if array.dtype.kind not in "fiub":
-            raise EveryODTypeError(f"an operand of dtype {array.dtype} is not supported")
-    else:
-        array = as_tensor(value)._data
+    array = _supported(value) if is_array(value) else as_tensor(value)._data
     if array.dtype.kind in "iub" and chr(97 + i) not in op.plain and (not i or "*" not in op.plain):
         floating = [a.dtype for a in args if isinstance(a, Tensor) and a._data.dtype.kind == "f"]
         if floating and len(args) > 1:
@@ -338,6 +337,16 @@ def _coerce(value: Any, i: int, op: Op, args: tuple, trace: Any) -> Any:
                 return trace.xp.astype(trace.array(array), target)
             return array.astype(target)
     return array if trace is None else trace.array(array)
+
+
+def _supported(value: Any) -> Any:
+    """An array or NumPy number that ops take: integers of any width, floats in native order."""
+    dtype = value.dtype
+    if dtype in NAMES or dtype.kind in "iu":
+        return value
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        raise EveryODTypeError(f"an operand of dtype {dtype} is not supported")
+    return value.astype(dtype.newbyteorder("="))
 
 
 def explain(op: Op, error: Exception, data: Sequence[Any], params: dict[str, Any]) -> Exception:

@@ -57,6 +57,13 @@ class Tracked:
     _debug_attributes: tuple[str, ...] = ()
     _state_attributes: tuple[str, ...] = ()
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        out = object.__new__(cls)
+        trace = MODE.trace if TRACES else None
+        if trace is not None:
+            trace.made(out)
+        return out
+
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(getattr(type(self), name, None), "__set__"):
             object.__setattr__(self, name, value)  # a property or a Scalar knows what to do

@@ -12,6 +12,7 @@ import numpy as np
 
 from everyo.core.device import device as find_device
 from everyo.core.dtype import DTypeLike
+from everyo.core.namespace import is_array
 from everyo.core.random import Generator
 from everyo.core.state import Epoch, Tracked, check_names, fitting, load, store
 from everyo.core.tensor import Tensor
@@ -324,6 +325,6 @@ def _array(value: Any, copy: bool = False) -> Any:
     """A buffer's value: an array, or while tracing what stands for one."""
     if isinstance(value, Tensor):
         value = value.data
-    if hasattr(value, "__array_ufunc__") and not isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "__array_ufunc__") and not (is_array(value) or isinstance(value, np.generic)):
         return value
     return np.array(value) if copy else np.asarray(value)

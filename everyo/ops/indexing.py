@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import current_trace, namespace
-from everyo.core.namespace import TENSORS, kind_of
+from everyo.core.namespace import TENSORS, is_array, kind_of
 from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOIndexError, EveryOShapeError
@@ -168,7 +168,7 @@ def _normal_key(a: Tensor, key: Any) -> tuple[Any, ...]:
 
 
 def _is_mask(k: Any) -> bool:
-    return isinstance(k, np.ndarray) and k.dtype.kind == "b"
+    return is_array(k) and k.dtype.kind == "b"
 
 
 def _entry(k: Any) -> Any:
@@ -196,7 +196,7 @@ def _index_array(k: Any) -> Any:
         if whole is not None and (whole == np.floor(whole)).all():
             return whole.astype(np.int64)
         raise EveryODTypeError(f"an index of dtype {k.dtype}; convert it with astype('int64')")
-    if hasattr(k, "__array_ufunc__") and not isinstance(k, np.ndarray | np.generic):
+    if hasattr(k, "__array_ufunc__") and not (is_array(k) or isinstance(k, np.generic)):
         kind = kind_of(k)  # an array that records
         if kind == "b":
             return k.trace.concrete(k, "a boolean mask as index")

@@ -33,7 +33,7 @@ def clip_grad_norm(
     Returns the norm before, 0-d float64. `norm_type` is the order of the norm, which may be
     infinite. With `error_if_nonfinite` a norm that is infinite or NaN raises `EveryOGradientError`.
     """
-    if isinstance(max_norm, int | float) and not max_norm > 0:
+    if issubclass(type(max_norm), int | float) and not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
     if not norm_type > 0:
         raise ValueError(f"norm_type must be positive, got {norm_type}")
@@ -71,7 +71,7 @@ def _norm(xp: Any, gradients: list[Any], order: float) -> Any:
 
 def clip_grad_value(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Limit every element of every gradient to [-clip_value, clip_value]."""
-    if isinstance(clip_value, int | float) and not clip_value > 0:
+    if issubclass(type(clip_value), int | float) and not clip_value > 0:
         raise ValueError(f"clip_value must be positive, got {clip_value}")
     xp = namespace()
     for p, gradient in _with_gradients(parameters):

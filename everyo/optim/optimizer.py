@@ -112,7 +112,7 @@ class Optimizer(Tracked):
         out of range."""
         if isinstance(value, Tensor):
             value = value.data
-        if isinstance(value, int | float | np.number | np.ndarray):
+        if issubclass(type(value), int | float | np.number | np.ndarray):  # not one that records
             value = float(value)
         xp = NUMPY if type(value) is float else namespace()
         words, test = self._checks[name]
