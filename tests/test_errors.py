@@ -32,6 +32,7 @@ CASES = [
     ("0-d axis", lambda: eo.tensor(1.0).sum(axis=0), EveryOShapeError, ["out of range"]),
     ("axis twice", lambda: X.sum(axis=(0, -2)), EveryOShapeError, ["twice"]),
     ("axis type", lambda: X.sum(axis=1.5), TypeError, ["axis"]),
+    ("axis bool", lambda: X.sum(axis=True), TypeError, ["axis"]),
     ("softmax axis", lambda: eo.softmax(X, axis=-3), EveryOShapeError, ["out of range"]),
     ("cumsum axis", lambda: X.cumsum(5), EveryOShapeError, ["out of range"]),
     ("matmul 0-d", lambda: X @ eo.tensor(1.0), EveryOShapeError, ["at least one dimension"]),

@@ -308,6 +308,23 @@ def test_astype_to_a_float_stays_in_the_graph():
     assert x.grad.dtype == np.float64
 
 
+def test_narrow_integers_are_widened_and_wider_floats_refused():
+    b, u = eo.tensor([True, False]), np.array([2, 200], np.uint8)
+    for t in (
+        b + u,
+        u + b,
+        b // eo.tensor([True, True]),
+        b**b,
+        eo.tensor([1, 2], dtype="int64") * u,
+    ):
+        assert t.dtype == "int64"
+    assert (eo.tensor([1.0, 2.0]) * u).tolist() == [2.0, 400.0]
+    assert (eo.tensor([1.0]) * np.array([2.0], ">f8")).dtype == "float64"
+    for bad in (np.longdouble(2), np.ones(1, np.longdouble), np.complex64(1), np.ones(1, "M8[s]")):
+        with pytest.raises(EveryODTypeError, match="not supported"):
+            eo.tensor([1.0]) * bad
+
+
 # ---------------------------------------------------------------------------------- attributes
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import MODE, TRACES, Node
+from everyo.core.namespace import is_array
 from everyo.exceptions import EveryOError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -60,7 +61,7 @@ def has_nan(value: Any) -> bool:
     array = getattr(value, "_data", value)
     if isinstance(array, float):
         return array != array
-    if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind != "f":
+    if not (is_array(array) or isinstance(array, np.generic)) or array.dtype.kind != "f":
         return False
     return bool(np.isnan(array).any())
 

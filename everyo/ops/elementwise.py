@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from everyo.core.namespace import TENSORS, kind_of
+from everyo.core.namespace import TENSORS, is_array, kind_of
 from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOShapeError
@@ -700,8 +700,8 @@ def clip(a: Any, low: Any = None, high: Any = None) -> Tensor:
 
     Raises `EveryOShapeError` if low > high.
     """
-    known = (int, float, np.generic, np.ndarray)
-    if isinstance(low, known) and isinstance(high, known) and np.any(np.greater(low, high)):
+    known = all(is_array(b) or isinstance(b, int | float | np.generic) for b in (low, high))
+    if known and np.any(np.greater(low, high)):
         raise EveryOShapeError(f"clip needs low <= high, got low={low} and high={high}")
     return clip_between(a, low, high)
 

@@ -28,7 +28,7 @@ def axes_of(a: Any, axis: Any, name: str = "axis") -> tuple[int, ...]:
     out = []
     for raw in given:
         try:
-            i = operator.index(raw)
+            i = operator.index(None if isinstance(raw, bool) else raw)
         except TypeError:
             raise TypeError(
                 f"{name} must be an int, a tuple of ints or None, got {axis!r}"
