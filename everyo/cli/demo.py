@@ -55,6 +55,7 @@ def run_demo(*, epochs: int = 15, samples: int = 200) -> float:
 
     accuracy = _accuracy(model, test_x, test_y)
     print(f"Test accuracy: {accuracy:.1%} ({round(accuracy * len(test_y))} of {len(test_y)})")
+    model.train()
     _report_speed(train_step, eo.tensor(batch[0]), batch[1])
     return accuracy
 
