@@ -54,7 +54,7 @@ class Explanation:
         if self.seconds is not None:
             m = machine()
             lines.append(f"{total * 1e6:.1f} us in all; peaks: {m.bandwidth / 1e9:.1f} GB/s of a plain copy, "
-                         f"{m.flops / 1e9:.0f} Gflop/s of a matrix product")  # fmt: skip
+                         f"{m.flops / 1e9:.0f} Gflop/s of a matrix product on one thread")  # fmt: skip
         return "\n".join(lines)
 
     def __repr__(self) -> str:
