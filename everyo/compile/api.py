@@ -8,6 +8,7 @@ guards cannot see is found there.
 
 import functools
 import inspect
+import sys
 import threading
 import types
 import warnings
@@ -24,7 +25,7 @@ from everyo.compile import ir
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher
-from everyo.compile.trace import LOCK, Traced, check_dtype, put_back
+from everyo.compile.trace import LOCK, PACKAGE, Traced, check_dtype, put_back
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
@@ -100,7 +101,7 @@ class CompiledFunction:
             if self._options.fallback != "eager":
                 raise
             self._eager_keys.add(key)
-            warnings.warn(f"{self._name} runs eagerly, it cannot be compiled: {error}", stacklevel=3)
+            _warn(f"{self._name} runs eagerly, it cannot be compiled: {error}")
             return self._function(*args, **kwargs)
         result = entry.run(dynamic, arrays)
         if entry.verified or not self._options.check:
@@ -214,8 +215,8 @@ class CompiledFunction:
         return self._verified(*found, dynamic, key, rebuild)
 
     def _fitting(self, dynamic: list[Any], key: Any) -> tuple[tuple[Entry, list[np.ndarray]] | None, str | None]:
-        """A version whose guards hold, with the arrays of this call, or else what the last one lacks."""
-        changed = None
+        """A version whose guards hold, with the arrays of this call, or else what the newest one lacks."""
+        lacks = []
         for entry in tuple(self._entries.get(key, ())):
             changed = entry.stale(dynamic)
             if changed is None:
@@ -223,7 +224,8 @@ class CompiledFunction:
                 if arrays is not None:
                     return (entry, arrays), None
                 changed = "an input has another shape, dtype, layout or shares memory with another one"
-        return None, changed
+            lacks.append(changed)
+        return None, lacks[0] if lacks else None
 
     def _traced(
         self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any], changed: str | None
@@ -307,10 +309,9 @@ class CompiledFunction:
         compiled = sum(len(v) for v in self._entries.values())
         if self._traces > WARN_TRACES and compiled > WARN_TRACES // 2:
             why = changed or "arguments of a new shape, dtype, structure or static value"
-            warnings.warn(
+            _warn(
                 f"{self._name} was traced {self._traces} times; the last time because of: {why}. Every trace compiles "
-                "anew; keep shapes and Python values fixed, or pass numbers that change as floats or tensors",
-                stacklevel=4,
+                "anew; keep shapes and Python values fixed, or pass numbers that change as floats or tensors"
             )
 
     # ------------------------------------------------------------------ methods, pickling
@@ -334,6 +335,14 @@ class CompiledFunction:
 
     def __repr__(self) -> str:
         return f"<compiled {getattr(self._function, '__qualname__', self._name)}>"
+
+
+def _warn(message: str) -> None:
+    """A warning at the line outside the library that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level - 1)
 
 
 def _identity(instance: Any) -> Any:

@@ -324,7 +324,7 @@ class _Walker:
     def _object(self, x: Any, what: str) -> None:
         """The attributes of an object and of its class, as far as the code mentions them."""
         kind = type(x)
-        root, fields = _root(kind.__module__), getattr(x, "__dict__", {})
+        root, fields = _root(kind.__module__), getattr(x, "__dict__", None)
         names: frozenset[str] = frozenset()
         if isinstance(x, Tracked):
             names = _names_of_class(kind)
@@ -339,7 +339,7 @@ class _Walker:
                     self.later(name, "item", fields, label, slow=True)
         elif root in _FOREIGN and root not in _NAMESPACES:
             return
-        elif fields:
+        elif fields is not None:
             self.place("length", fields, None, len(fields), f"the attributes of {what}")
             for name in list(fields):
                 self.later(name, "item", fields, f"attribute {name!r} of a {kind.__name__}")
