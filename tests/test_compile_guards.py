@@ -1,8 +1,8 @@
 """What a compiled function was read with: when it changes, the next call follows; when nothing that
 matters changes, nothing is traced again.
 
-Every case sets up some Python state, a function that depends on it, and changes the state after four
-calls (the first traces, the second verifies, the third and fourth run straight).
+Every case sets up some Python state, a function that depends on it, and changes the state after
+four calls (the first traces, the second verifies, the third and fourth run straight).
 """
 
 import argparse
@@ -41,7 +41,7 @@ def same(got: Any, want: Any) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-# ---------------------------------------------------------------------------------- state that is seen
+# ------------------------------------------------------------- state that is seen
 
 
 @dataclasses.dataclass
@@ -501,19 +501,20 @@ STATES = [
     a_global, a_container_in_a_global, a_closure_variable, an_int_that_becomes_an_equal_float,
     a_zero_that_becomes_negative, a_list_that_grows, a_list_that_shrinks, an_entry_of_a_deque,
     a_key_that_appears, a_key_of_an_ordered_dict, the_contents_of_a_set, a_class_attribute,
-    a_class_attribute_behind_an_object, an_attribute_that_hides_that_of_the_class, an_attribute_by_name,
-    an_attribute_that_appears, an_attribute_of_parsed_arguments, a_slot, a_frozen_dataclass_that_is_replaced,
-    a_dict_with_attributes, an_enum, a_module_global, a_global_of_a_function_of_another_module,
-    a_name_imported_inside, a_global_behind_a_method, a_property_and_a_static_method,
-    a_method_that_is_replaced, an_overloaded_operator, a_partial, a_keyword_of_a_partial,
-    a_closure_of_a_decorator, an_attribute_of_the_function, a_mutable_default, an_inner_function,
-    a_function_that_is_replaced, a_cached_function, a_tensor_that_is_rebound, a_tensor_that_is_written,
-    a_tensor_whose_data_is_replaced, an_array_that_is_written, a_view_that_is_written,
-    an_array_read_by_python, an_array_read_by_numpy, a_mask, an_index_array, the_mode_of_a_module,
+    a_class_attribute_behind_an_object, an_attribute_that_hides_that_of_the_class,
+    an_attribute_by_name, an_attribute_that_appears, an_attribute_of_parsed_arguments, a_slot,
+    a_frozen_dataclass_that_is_replaced, a_dict_with_attributes, an_enum, a_module_global,
+    a_global_of_a_function_of_another_module, a_name_imported_inside, a_global_behind_a_method,
+    a_property_and_a_static_method, a_method_that_is_replaced, an_overloaded_operator, a_partial,
+    a_keyword_of_a_partial, a_closure_of_a_decorator, an_attribute_of_the_function,
+    a_mutable_default, an_inner_function, a_function_that_is_replaced, a_cached_function,
+    a_tensor_that_is_rebound, a_tensor_that_is_written, a_tensor_whose_data_is_replaced,
+    an_array_that_is_written, a_view_that_is_written, an_array_read_by_python,
+    an_array_read_by_numpy, a_mask, an_index_array, the_mode_of_a_module,
     the_mode_of_a_module_in_a_module, a_hyperparameter_of_a_layer, an_attribute_of_a_users_module,
     a_child_that_is_replaced, whether_gradients_are_required, whether_there_is_a_gradient,
-    an_attribute_of_the_name_of_one_that_is_stored,
-    an_entry_beside_one_that_is_stored, an_entry_of_a_list_beside_one_that_is_stored, a_lazily_set_attribute,
+    an_attribute_of_the_name_of_one_that_is_stored, an_entry_beside_one_that_is_stored,
+    an_entry_of_a_list_beside_one_that_is_stored, a_lazily_set_attribute,
 ]  # fmt: skip
 
 
@@ -562,7 +563,7 @@ def test_a_value_that_the_function_stores_itself_is_guarded_while_it_begins_with
         compiled(tensor())
 
 
-# ---------------------------------------------------------------------------------- nothing to trace again
+# ------------------------------------------------------------- nothing to trace again
 
 
 def a_global_counter():
@@ -653,9 +654,10 @@ def modes_that_alternate():
 
 
 STEADY = [
-    a_global_counter, a_counter_of_an_object, a_list_that_is_appended_to, a_counter_that_the_loop_keeps,
-    a_counter_in_a_module_that_the_loop_keeps, parameters_that_are_written_or_replaced,
-    an_equal_number_in_a_new_object, modes_that_alternate,
+    a_global_counter, a_counter_of_an_object, a_list_that_is_appended_to,
+    a_counter_that_the_loop_keeps, a_counter_in_a_module_that_the_loop_keeps,
+    parameters_that_are_written_or_replaced, an_equal_number_in_a_new_object,
+    modes_that_alternate,
 ]  # fmt: skip
 
 
@@ -751,7 +753,7 @@ def test_gradient_modes_have_versions_of_their_own():
     assert not compiled(tensor()).requires_grad
 
 
-# ---------------------------------------------------------------------------------- state that no guard sees
+# ------------------------------------------------------------- state that no guard sees
 
 
 def test_lazily_made_state_is_accepted():
@@ -813,7 +815,7 @@ def test_without_the_check_there_is_one_trace():
     assert compiled.cache_info().traces == 1
 
 
-# ---------------------------------------------------------------------------------- retraces are visible
+# ------------------------------------------------------------- retraces are visible
 
 
 def test_many_traces_warn_and_say_what_changed():
@@ -848,7 +850,7 @@ def test_versions_are_bounded():
     assert compiled.cache_info().entries <= 16
 
 
-# ---------------------------------------------------------------------------------- threads
+# ------------------------------------------------------------- threads
 
 
 def test_eight_threads_share_one_trace():

@@ -342,7 +342,7 @@ def _warn(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level - 1)
+    warnings.warn(message, stacklevel=level)
 
 
 def _identity(instance: Any) -> Any:
