@@ -1,11 +1,15 @@
 """The documentation: every snippet runs, every generated page is fresh."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+import everyo
 from everyo.core.namespace import TENSORS
 from everyo.core.op import OPS
 
@@ -37,6 +41,17 @@ def test_every_snippet_of_a_page_runs_in_order(page, ops_as_before, monkeypatch,
     for line, code in snippets(page):
         padded = "\n" * line + code  # errors name the line of the page
         exec(compile(padded, str(page), "exec"), scope)
+
+
+def test_every_example_in_a_docstring_runs():
+    names = [m.name for m in pkgutil.walk_packages(everyo.__path__, "everyo.")]
+    tried = 0
+    for name in names:
+        if name.startswith(("everyo.core", "everyo.ops")):
+            result = doctest.testmod(importlib.import_module(name))
+            assert result.failed == 0, name
+            tried += result.attempted
+    assert tried > 0
 
 
 def test_the_page_of_ops_is_fresh():

@@ -421,6 +421,18 @@ LIMITS = [
     ("product with two zeros", lambda t: t.prod(), [0.0, 5.0, 0.0], [0.0, 0.0, 0.0]),
     ("power 0 at 0", lambda t: t**0, [0.0], [0.0]),
     ("power 1 at 0", lambda t: t**1, [0.0], [1.0]),
+    ("power 3", lambda t: t**3, [0.0, 1.0, -2.0], [0.0, 3.0, 12.0]),
+    ("power 2.5 at 0", lambda t: t**2.5, [0.0, 4.0], [0.0, 20.0]),
+    (
+        "row products with a zero",
+        lambda t: t.reshape(2, 2).prod(axis=1),
+        [2.0, 3.0, 0.0, 4.0],
+        [3.0, 2.0, 4.0, 0.0],
+    ),
+    ("divided by its max", lambda t: t / t.max(), [0.0, 1.5, 3.0], [1 / 3, 1 / 3, -1 / 6]),
+    ("centred", lambda t: t - t.mean(), [1.0, 2.0, 6.0], [0.0, 0.0, 0.0]),
+    ("norm", lambda t: eo.norm(t), [3.0, 4.0], [0.6, 0.8]),
+    ("squared norm at the origin", lambda t: eo.norm(t) ** 2, [0.0, 0.0], [0.0, 0.0]),
     ("power 0 as tensor", lambda t: t ** eo.tensor([0.0]), [0.0], [0.0]),
     ("0 to the power", lambda t: eo.tensor([0.0]) ** t, [3.0], [0.0]),
     ("softplus far out", lambda t: eo.softplus(t), [800.0, -800.0], [1.0, 0.0]),
@@ -452,7 +464,22 @@ def test_a_gradient_with_a_finite_limit_is_finite(function, x, want):
     t = eo.tensor(np.array(x), requires_grad=True)
     with np.errstate(all="ignore"):
         function(t).sum().backward()
-    np.testing.assert_allclose(t.grad, want, atol=1e-300)
+    np.testing.assert_allclose(t.grad, want, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1, 7, 33, 1000])
+def test_a_nan_travels_from_any_place_and_either_operand(size):
+    for place in {0, size // 2, size - 1}:
+        a = np.linspace(-1, 1, size)
+        b = a[::-1].copy()
+        a[place] = np.nan
+        for name in ("maximum", "minimum"):
+            function, reference = getattr(eo, name), getattr(np, name)
+            assert_same(function(eo.tensor(a), b), reference(a, b))
+            assert_same(function(b, eo.tensor(a)), reference(b, a))
+        assert_same(eo.clip(eo.tensor(a), -0.5, 0.5), np.clip(a, -0.5, 0.5))
+        assert np.isnan(eo.relu(eo.tensor(a)).numpy()[place])
+        assert np.isnan(float(eo.tensor(a).max())) and np.isnan(float(eo.tensor(a).min()))
 
 
 # ---------------------------------------------------------------------------------- torch

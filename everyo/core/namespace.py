@@ -28,8 +28,8 @@ def kind_of(x: Any) -> str:
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is a NumPy array. One that records only claims to be: isinstance() says yes to it,
-    so that a user's own tests go the same way while they are traced."""
+    """Whether `x` is a NumPy array. One that records only claims to be: isinstance() says yes to
+    it, so that a user's own tests go the same way while they are traced."""
     return issubclass(type(x), np.ndarray)
 
 
@@ -72,10 +72,14 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
-    """The reduction itself, without the wrapper that numpy.sum and its kin are."""
+    """The reduction itself, without the wrapper that numpy.sum and its kin are. Half precision adds
+    and multiplies up in float32."""
     reduce: Callable[..., Any] = ufunc.reduce
+    wide = ufunc in (np.add, np.multiply)
 
     def reduction(x: np.ndarray, axis: tuple[int, ...], keepdims: bool = False) -> Any:
+        if wide and x.dtype == HALF:
+            return np.asarray(reduce(x, axis, np.float32, None, keepdims)).astype(HALF)
         return reduce(x, axis, None, None, keepdims)  # by position: a keyword costs as much again
 
     return reduction

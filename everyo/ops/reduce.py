@@ -27,12 +27,9 @@ def axes_of(a: Any, axis: Any, name: str = "axis") -> tuple[int, ...]:
     given = axis if isinstance(axis, tuple | list) else (axis,)
     out = []
     for raw in given:
-        try:
-            i = operator.index(None if isinstance(raw, bool) else raw)
-        except TypeError:
-            raise TypeError(
-                f"{name} must be an int, a tuple of ints or None, got {axis!r}"
-            ) from None
+        if isinstance(raw, bool) or not hasattr(raw, "__index__"):
+            raise TypeError(f"{name} must be an int, a tuple of ints or None, got {axis!r}")
+        i = operator.index(raw)
         if not -ndim <= i < ndim:
             raise EveryOShapeError(
                 f"{name} {i} is out of range for a tensor of shape {tuple(a.shape)}"
