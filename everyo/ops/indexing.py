@@ -192,10 +192,13 @@ def _index_array(k: Any) -> Any:
             return k._concrete("a boolean mask as index")
         if kind in "iu":
             return k
-        whole = k._data if current_trace() is None else None
-        if whole is not None and (whole == np.floor(whole)).all():
-            return whole.astype(np.int64)
-        raise EveryODTypeError(f"an index of dtype {k.dtype}; convert it with astype('int64')")
+        xp, values = namespace(), k.data  # tensor([0, 2]) is float32
+        xp.require(
+            xp.all(xp.equal(values, xp.floor(values)), axis=tuple(range(k.ndim)), keepdims=False),
+            EveryODTypeError,
+            f"an index of dtype {k.dtype} with a fraction; use whole numbers or integers",
+        )
+        return Tensor._wrap(xp.astype(values, np.dtype(np.int64)))
     if hasattr(k, "__array_ufunc__") and not (is_array(k) or isinstance(k, np.generic)):
         kind = kind_of(k)  # an array that records
         if kind == "b":

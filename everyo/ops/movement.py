@@ -339,7 +339,7 @@ def _triangle(a: Any, k: int, lower: bool) -> Tensor:
     m, n = a.shape[-2:]
     rows, columns = np.arange(m)[:, None] + k, np.arange(n)
     keep = columns <= rows if lower else columns >= rows
-    return TENSORS.where(keep, a, Tensor._wrap(np.zeros((), a.dtype)))
+    return TENSORS.where(keep, a, False if a.dtype == "bool" else 0)
 
 
 def tril(a: Any, k: int = 0) -> Tensor:
