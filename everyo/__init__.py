@@ -49,6 +49,7 @@ from everyo.ops.reduce import (
     variance,
 )  # fmt: skip
 from everyo.optim import SGD, Adam, Optimizer, clip_grad_norm, clip_grad_value
+from everyo.precision import GradScaler, autocast, autocast_dtype, is_autocast_enabled
 from everyo.profiler import Profiler, profile, record_function
 from everyo.quantization import (
     QuantizationError, QuantizedArray, QuantizedLinear, quantize, quantize_dynamic,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from everyo.compile.ir import BOOL, F32, F64, I32, require
+from everyo.compile.ir import BOOL, F16, F32, F64, I32, require
 from everyo.compile.program import (
     KINDS,
     Address,
@@ -79,6 +79,8 @@ def expression(op: str, args: list[str], of: np.dtype, dtype: np.dtype) -> str:
         return f"select({', '.join(args)})"
     if op == "narrow":
         return f"narrow({args[0]})"
+    if op == "cast" and of == F16:
+        return f"from_f16({args[0]})"
     if op == "cast":
         return (
             f"{args[0]} != {literal(of.type(0).item(), of)}"

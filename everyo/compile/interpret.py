@@ -13,6 +13,7 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.ir import Graph, Node, Shape
+from everyo.compile.widen import computes_halves
 
 Arrays = list[np.ndarray]
 
@@ -48,6 +49,9 @@ def float_dtype(dtype: np.dtype, real: Any) -> np.dtype:
 
 def evaluate(node: Node, args: Sequence[np.ndarray], real: Any = None) -> np.ndarray:
     """The value of one node from those of its operands. NumPy's warnings are the caller's."""
+    if real is None and computes_halves(node):
+        wide = [a.astype(np.float32) if a.dtype == ir.F16 else a for a in args]
+        return evaluate(node, wide, np.float32).astype(node.dtype)
     dtype, params = float_dtype(node.dtype, real), dict(node.params)
     match node.op:
         case "const":

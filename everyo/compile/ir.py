@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-BOOL, I32, I64, F32, F64 = map(np.dtype, ("bool", "int32", "int64", "float32", "float64"))
-DTYPES = (BOOL, I32, I64, F32, F64)
+BOOL, I32, I64, F16, F32, F64 = map(
+    np.dtype, ("bool", "int32", "int64", "float16", "float32", "float64")
+)
+DTYPES = (BOOL, I32, I64, F16, F32, F64)
 Shape = tuple[int, ...]
 
 # Pointwise ops by the dtypes they take ("b" bool, "i" integers, "f" floats) and what they give

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from everyo.compile import native
+from everyo.core.autocast import CAST
 from everyo.core.autograd import MODE, TRACES, Clock
 from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
@@ -66,7 +67,7 @@ class _Writer:
         self.entry = entry
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {
-            "MISS": MISS, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch, "Clock": Clock, "Tensor": Tensor,
+            "MISS": MISS, "CAST": CAST, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch, "Clock": Clock, "Tensor": Tensor,
             "ndarray": np.ndarray, "count": getrefcount, "is_": is_, "wrap": Tensor._wrap, "entry": entry, "lock": entry.program.lock,
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
@@ -97,12 +98,10 @@ def launcher(entry: Any, key: Any) -> Launch | None:
         return None
     if any(e.what == "data" for e in traced.effects) or any(s.kind in ("cast", "owner") for s in traced.sources):
         return None
-    structure, specs, grad, *modes = key
+    structure, specs, grad, cast = key
     try:
-        w.unless(f"MODE.grad is {grad} and Epoch.now == {Epoch.now}")
-        for mode in modes:
-            if mode:
-                return None
+        w.unless(f"MODE.grad is {grad} and CAST.dtype is {w.constant(cast)}")
+        w.unless(f"Epoch.now == {Epoch.now}")
         _arguments(w, structure, specs)
         _guards(w)
         w("with lock:")

@@ -1,16 +1,19 @@
 """Graph -> Graph in the form that kernels can express: what is missing is a `copy`.
 
-After this pass nothing is folded over empty operands or axes of size 1, every operand has a strided
-form in its consumer, every result (output, write, check) is a value of its own that lies as its
-destination does, and every opaque op reads operands that its native row can walk.
+After this pass nothing is computed in half precision (see `widen`), nothing is folded over empty
+operands or axes of size 1, every operand has a strided form in its consumer, every result (output,
+write, check) is a value of its own that lies as its destination does, and every opaque op reads
+operands that its native row can walk.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from everyo.compile import passes
 from everyo.compile.ir import LEAVES, OPAQUE, VIEWS, Check, Graph, IRError, Node, Table, walk
 from everyo.compile.products import missing_copies
 from everyo.compile.space import analyse, chain, contiguous, strided
+from everyo.compile.widen import widened
 
 ORDERED_ROUNDS = 4  # so many rounds try storage orders; after that a copy never asks for another
 ROUNDS = 64
@@ -37,7 +40,7 @@ class Legal:
 
 def legalize(graph: Graph) -> Legal:
     """Insert copies until none is missing; a copy can change the best storage orders and so on."""
-    graph, table = _rebuild(graph, _sized)
+    graph, table = _rebuild(passes.rewrite(graph, widened), _sized)
     for turn in range(ROUNDS):
         legal = Legal(graph, storage_orders(graph) if turn < ORDERED_ROUNDS else {})
         needs = {n: _needs(n, legal) for n in walk(graph.roots) if _computed(n)}

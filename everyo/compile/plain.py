@@ -19,6 +19,7 @@ CTYPES: dict[str, tuple[Any, Any]] = {
     "f32": (ctypes.c_float, np.float32), "f64": (ctypes.c_double, np.float64),
     "i32": (ctypes.c_int32, np.int32), "i64": (ctypes.c_int64, np.int64),
     "u64": (ctypes.c_uint64, np.uint64), "b8": (ctypes.c_bool, np.bool_),
+    "f16": (ctypes.c_uint16, np.float16),
 }  # fmt: skip
 WORDS = re.compile(r"[A-Za-z_]\w*")
 ACCESS = re.compile(r"(ld|st)\d+")
@@ -75,7 +76,8 @@ class Pointer:
 
 def load(p: Pointer, i: int) -> Any:
     MEMORY.check(p.address + int(i) * p.size, p.size)
-    return p.type(p.data[i])
+    value = p.data[i]
+    return np.uint16(value).view(np.float16) if p.type is np.float16 else p.type(value)
 
 
 def store(p: Pointer, i: int, value: Any) -> None:
@@ -83,6 +85,8 @@ def store(p: Pointer, i: int, value: Any) -> None:
     boolean = p.type is np.bool_ and isinstance(value, bool)
     if not boolean and type(value) is not p.type:
         raise TypeError(f"{type(value)} stored as {p.type}")
+    if p.type is np.float16:
+        value = value.view(np.uint16)
     p.data[i] = value if boolean else value.item()
 
 
@@ -104,6 +108,10 @@ def fmin(a: Any, b: Any) -> Any:
 
 def select(c: Any, a: Any, b: Any) -> Any:
     return a if c else b
+
+
+def from_f16(x: Any) -> Any:
+    return np.float32(x)
 
 
 def narrow(x: Any) -> Any:
@@ -172,7 +180,21 @@ def _scalar_function(op: str, kind: str) -> Callable[..., Any]:
 
 
 OWN = {"erf": interpret.erf, "sigmoid": interpret.sigmoid}
-HELPERS = (radd, rmul, fmax, fmin, select, narrow, pair_add, pair_total, mulhi, peek, poke, call)
+HELPERS = (
+    radd,
+    rmul,
+    fmax,
+    fmin,
+    select,
+    from_f16,
+    narrow,
+    pair_add,
+    pair_total,
+    mulhi,
+    peek,
+    poke,
+    call,
+)
 NAMES: dict[str, Any] = {
     "np": np, "usz": int, **{f.__name__: f for f in HELPERS},
     **{kind: _cast(kind) for kind in CTYPES}, **{f"p_{kind}": _pointer(kind) for kind in CTYPES},

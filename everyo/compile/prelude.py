@@ -16,12 +16,13 @@ from numba.core.extending import intrinsic
 from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
+from everyo.compile.half import HALF, f16, from_f16
 
 KERNEL = types.void(
     types.CPointer(types.int64), types.int64, types.int64
 )  # pointers, chunk, chunks
 TYPES = {
-    "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
+    "f16": HALF, "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
     "u64": types.uint64, "b8": types.boolean,
 }  # fmt: skip
 SCOPES = 64
@@ -216,6 +217,7 @@ NAMES: dict[str, Any] = {
     "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
     **{f"p_{name}": _pointer(kind) for name, kind in TYPES.items()},
-    "radd": intrinsics.radd, "rmul": intrinsics.rmul, "fmax": intrinsics.fmax,
+    "f16": f16, "from_f16": from_f16, "radd": intrinsics.radd, "rmul": intrinsics.rmul,
+    "fmax": intrinsics.fmax,
     "fmin": intrinsics.fmin, "select": intrinsics.select, "narrow": intrinsics.narrow,
 }  # fmt: skip

@@ -15,7 +15,9 @@ from everyo.compile import ir
 from everyo.compile.ir import BOOL, F32, F64, Node, require
 
 FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-KINDS = {ir.BOOL: "b8", ir.I32: "i32", ir.I64: "i64", ir.F32: "f32", ir.F64: "f64"}
+KINDS = {
+    ir.BOOL: "b8", ir.I32: "i32", ir.I64: "i64", ir.F16: "f16", ir.F32: "f32", ir.F64: "f64",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

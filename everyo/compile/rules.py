@@ -13,7 +13,7 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.interpret import evaluate
-from everyo.compile.ir import BOOL, F32, F64, I32, I64, Node, Shape
+from everyo.compile.ir import BOOL, F16, F32, F64, I32, I64, Node, Shape
 
 Make = Callable[..., Node]  # Table.make, with the rules applied to what it makes
 Rule = Callable[[Node, Make], Node | None]
@@ -165,7 +165,7 @@ def casts(node: Node, make: Make) -> Node | None:
     return source if source.dtype == node.dtype else make("cast", source, dtype=node.dtype)
 
 
-LOSSLESS = {BOOL: (I32, I64, F32, F64), I32: (I64, F64), I64: (), F32: (F64,), F64: ()}
+LOSSLESS = {BOOL: (I32, I64, F32, F64), I32: (I64, F64), I64: (), F16: (), F32: (F64,), F64: ()}
 
 
 # Arithmetic

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.autocast import widened
 from everyo.core.autograd import namespace
 from everyo.core.dtype import FLOAT32
 from everyo.core.tensor import Tensor, as_tensor
@@ -77,7 +78,7 @@ def scaled_dot_product_attention(
             f"{value.shape[-2]}"
         )
     axes = (*range(key.ndim - 2), key.ndim - 1, key.ndim - 2)
-    scores = matmul(query * (1.0 / math.sqrt(query.shape[-1])), transpose(key, axes))
+    scores = widened(matmul(query * (1.0 / math.sqrt(query.shape[-1])), transpose(key, axes)))
     if mask is not None:
         scores = scores + as_tensor(mask).astype(scores.dtype)
     weights = softmax(scores)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from everyo.core.autocast import narrowed
 from everyo.core.autograd import namespace
 from everyo.core.dtype import FLOAT32
 from everyo.core.random import DEFAULT, Generator
@@ -61,7 +62,7 @@ class Linear(Module):
         x = as_tensor(x)
         last_axis("Linear", x, self.in_features, "in_features")
         y = matmul(x, self.weight)
-        return y + self.bias if self.use_bias else y
+        return y + narrowed(self.bias) if self.use_bias else y
 
 
 @register_module

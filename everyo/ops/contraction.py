@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.autocast import CAST, narrowed
 from everyo.core.namespace import TENSORS
 from everyo.core.op import DERIVED, Sample, apply, op, run
 from everyo.core.tensor import Tensor, as_tensor
@@ -73,6 +74,8 @@ def matmul(a: Any, b: Any) -> Tensor:
 
     Raises `EveryOShapeError` for 0-d operands and for sizes that do not meet.
     """
+    if CAST.dtype is not None:
+        a, b = narrowed(as_tensor(a)), narrowed(as_tensor(b))
     try:
         return run(MATMUL, (a, b), {})
     except EveryOShapeError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.autocast import narrowed
 from everyo.core.op import Sample, apply, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
@@ -255,7 +256,7 @@ def _output_padding(value: Any, steps: Pair) -> Pair:
 
 
 def _ranked(owner: str, x: Any, weight: Any, rank: int) -> tuple[Tensor, Tensor]:
-    x, weight = as_tensor(x), as_tensor(weight)
+    x, weight = narrowed(as_tensor(x)), narrowed(as_tensor(weight))
     layout = "(batch, height, width, channels)" if rank == 4 else "(batch, length, channels)"
     if x.ndim != rank:
         raise EveryOShapeError(f"{owner} expects a {rank}-D tensor {layout}, got shape {x.shape}")
@@ -282,7 +283,7 @@ def _grouped(owner: str, groups: int, found: int, expected: int, out: int) -> No
 def _with_bias(owner: str, y: Tensor, bias: Any) -> Tensor:
     if bias is None:
         return y
-    bias = as_tensor(bias)
+    bias = narrowed(as_tensor(bias))
     if bias.shape != y.shape[3:]:
         raise EveryOShapeError(f"{owner}: bias must have shape {y.shape[3:]}, got {bias.shape}")
     return y + bias

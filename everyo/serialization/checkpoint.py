@@ -14,8 +14,9 @@ import numpy as np
 
 from everyo._version import __version__
 from everyo.core.random import DEFAULT, Generator
+from everyo.core.state import check_names
 from everyo.exceptions import EveryOSerializationError
-from everyo.nn.module import Module, check_names
+from everyo.nn.module import Module
 from everyo.serialization.container import (
     Container,
     PathLike,
