@@ -53,6 +53,7 @@ def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
     8 times the largest of |rough - want| (NumPy in float32 is off as much, and ops differ by a few
     ulp) plus 32 eps of the largest result and of the largest rounded value anywhere in the graph: a
     sum that cancels keeps the rounding of its terms. eps is float32's if one of them is below.
+    NaN and infinity must be where `want` and `rough` agree on them.
     """
     rough = interpret(graph, arrays)
     want = interpret(graph, arrays, np.float64)
@@ -60,7 +61,7 @@ def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
     floats = tuple(n for n in rounded if n.dtype.kind == "f")
     values, _ = interpret(replace(graph, outputs=floats), arrays)
     eps = float(np.finfo(F32 if any(n.dtype == F32 for n in ir.walk(floats)) else F64).eps)
-    noise = 32 * eps * max((float(np.abs(v).max(initial=0)) for v in values), default=0.0)
+    noise = 32 * eps * max((largest(v) for v in values), default=0.0)
     roots = graph.outputs, [v for _, v in graph.writes]
     for kind, nodes, g, w, r in zip(("output", "write"), roots, got, want, rough, strict=True):
         for i, (node, a, b, c) in enumerate(zip(nodes, g, w, r, strict=True)):
@@ -69,10 +70,17 @@ def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
                 assert same_bits(a, c), "bits differ, " + what
                 continue
             assert (a.shape, a.dtype) == (c.shape, c.dtype), what
-            scale = float(np.abs(b).max(initial=0))
-            bound = 8 * float(np.abs(c - b).max(initial=0)) + 32 * eps * scale + noise
-            error = float(np.abs(a - b).max(initial=0))
+            finite = np.isfinite(b) & np.isfinite(c)
+            bound = 8 * largest(c[finite] - b[finite]) + 32 * eps * largest(b) + noise
+            error = float(np.abs(a[finite] - b[finite]).max(initial=0))
             assert error <= bound, f"error {error}, allowed {bound}, " + what
+            clear = ~np.isfinite(b) & ((b == c) | (np.isnan(b) & np.isnan(c)))
+            assert np.array_equal(a[clear], b[clear], equal_nan=True), "not finite, " + what
+
+
+def largest(values: np.ndarray) -> float:
+    """The largest magnitude of the finite values."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0))
 
 
 # Shrinking

@@ -14,6 +14,7 @@ from everyo.compile.ir import BOOL, F32, F64, I32, I64, Node, Shape
 SIZES = (0, 1, 2, 3, 8, 15, 17, 33)
 SIZE_WEIGHTS = (1, 4, 5, 6, 4, 2, 4, 2)
 JUMPS = {"sign", "floor", "ceil", "rint", "floor_divide", "remainder", "argsort"}
+ODD_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 3.0)
 WILD_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, 2.0, 1e-40, 1e30, -3.7)
 
 
@@ -48,7 +49,7 @@ class Drawer(Builder):
             raise Skip
         if self.mood == "exact" and is_rounded(node):
             raise Skip
-        if self.mood == "tame" and jumps and any(i in self.rounded for i in floats):
+        if self.mood in ("tame", "odd") and jumps and any(i in self.rounded for i in floats):
             raise Skip
         if is_rounded(node) or any(i in self.rounded for i in inputs):
             self.rounded.add(node)
@@ -102,7 +103,8 @@ class Drawer(Builder):
             return np.asarray(x)
         x = self.rng.standard_normal(shape).astype(dtype)
         if self.mood != "tame":
-            odd = self.rng.choice(np.array(WILD_FLOATS, dtype), shape)
+            values = ODD_FLOATS if self.mood == "odd" else WILD_FLOATS
+            odd = self.rng.choice(np.array(values, dtype), shape)
             x = np.where(self.rng.random(shape) < 0.3, odd, x)
         if self.draw.random() < 0.3:  # ties
             x = np.rint(x)

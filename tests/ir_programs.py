@@ -7,7 +7,8 @@ step can look at the values it starts from. The moods differ in the numbers and 
   (comparisons, floor, argsort, casts to integers) gets operands without rounding error only.
 - ``exact``: NaN, infinities, -0.0 and extreme integers, but only ops that IEEE arithmetic or the
   integers determine to the last bit.
-- ``wild``: the same numbers and every op. For the laws of passes, which keep all bits.
+- ``odd``: NaN, infinities and zeros of both signs in every op; what jumps is kept as in ``tame``.
+- ``wild``: the numbers of ``exact`` and every op. For the laws of passes, which keep all bits.
 
 A smaller `ops` gives a prefix of the same program: that is how hypothesis shrinks a failure.
 """
@@ -389,12 +390,25 @@ class Grower(Drawer):
         return new[0]
 
     def write(self, x: Node) -> Node:
-        """An input overwritten; its old value stays in the pool."""
-        target = self.state(x.shape, x.dtype) if x.dtype != BOOL else None
-        self.needs(target)
-        self.pool.append(target)
+        """An input overwritten, with what may depend on it; its old value stays in the pool."""
+        targets = [t for t in self.table.inputs if self.may_write(t, x)]
+        if targets and self.draw.random() < 0.8:
+            target = self.draw.choice(targets)
+        else:
+            self.needs(x.dtype != BOOL)
+            target = self.state(x.shape, x.dtype)
         self.writes[target] = x
         return target
+
+    def may_write(self, target: Node, x: Node) -> bool:
+        """Whether `x` fits, and no element of the target's memory is written twice."""
+        array = self.arrays[target.param("index")]
+        return (
+            (target.shape, target.dtype) == (x.shape, x.dtype)
+            and target not in self.writes
+            and all(s or n < 2 for s, n in zip(array.strides, array.shape, strict=True))
+            and not any(np.shares_memory(array, self.arrays[t.param("index")]) for t in self.writes)
+        )
 
     def check(self, x: Node) -> Node:
         """A condition that holds: no value is NaN, or no index is outside."""
@@ -415,5 +429,5 @@ STEPS = {
     "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 1, "cumsum": 1, "argsort": 1,
     "iota_step": 1, "random_step": 1, "softmax_step": 2, "layer_norm_step": 1, "pick_step": 1,
     "cross_entropy": 1, "attention": 1, "batch_norm": 1, "gates": 1,
-    "symmetric": 1, "dense": 1, "adam_step": 1, "write": 1, "check": 1,
+    "symmetric": 1, "dense": 1, "adam_step": 1, "write": 2, "check": 1,
 }  # fmt: skip
