@@ -1,0 +1,155 @@
+"""A GPU, driven through cuda.core: kernels by address, pooled memory, graphs, cuBLAS by ctypes.
+
+Numba's dispatcher is never on the way of a launch: kernels are compiled to machine code once (and
+kept on disk), and take pointers and numbers only.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import cache as disk
+from everyo.compile.cuda import cublas, toolchain
+from everyo.compile.cuda.runtime import Gemm
+from everyo.compile.cuda.toolchain import Code
+
+
+@cache
+def reason() -> str | None:
+    """Why no GPU can be used here, or None. Never raises."""
+    try:
+        if find_spec("cuda") is None or find_spec("cuda.core") is None:
+            return "the CUDA packages are not installed; pip install 'everyo[cuda]'"
+        from cuda.core import Device
+
+        count = len(Device.get_all_devices())
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        return f"no CUDA driver or device was found ({type(error).__name__}: {first})"
+    return toolchain.missing() if count else "the CUDA driver has no device"
+
+
+def count() -> int:
+    """How many GPUs there are."""
+    if reason() is not None:
+        return 0
+    from cuda.core import Device
+
+    return len(Device.get_all_devices())
+
+
+class DeviceRuntime:
+    """The protocol on a GPU: one stream per device, memory from the driver's own pool."""
+
+    name = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        from cuda.bindings import driver
+        from cuda.core import Device, LaunchConfig, ObjectCode, launch
+
+        self.index = index
+        self._driver, self._launch = driver, launch
+        self._config, self._object = LaunchConfig, ObjectCode
+        self.device = Device(index)
+        self.device.set_current()
+        self.stream = self.device.create_stream()
+        self.target: Any = self.stream  # where launches go: the stream, or a graph being built
+        capability = self.device.compute_capability
+        self.cc = (capability.major, capability.minor)
+        self.buffers: dict[int, Any] = {}
+        self.configs: dict[tuple[int, int], Any] = {}
+        self.blas = cublas.Library.open(int(self.stream.handle))
+
+    def allocate(self, size: int) -> int:
+        buffer = self.device.memory_resource.allocate(max(size, 1), stream=self.stream)
+        self.buffers[int(buffer.handle)] = buffer
+        return int(buffer.handle)
+
+    def free(self, address: int) -> None:
+        buffer = self.buffers.pop(address, None)
+        if buffer is not None:
+            buffer.close(self.stream)
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data)
+        if raw.nbytes:
+            handle = self.stream.handle
+            self._check(
+                self._driver.cuMemcpyHtoDAsync(address, raw.ctypes.data, raw.nbytes, handle)
+            )
+
+    def download(self, address: int, size: int) -> np.ndarray:
+        out = np.empty(size, np.uint8)
+        if size:
+            handle = self.stream.handle
+            self._check(self._driver.cuMemcpyDtoHAsync(out.ctypes.data, address, size, handle))
+        self.stream.sync()
+        return out
+
+    def load(self, code: Code) -> Any:
+        return self._object.from_cubin(machine_code(code, self.cc)).get_kernel(code.name)
+
+    def launch(
+        self, kernel: Any, blocks: int, threads: int, args: Sequence[int], name: str = ""
+    ) -> None:
+        config = self.configs.get((blocks, threads))
+        if config is None:
+            config = self.configs[blocks, threads] = self._config(grid=blocks, block=threads)
+        self._launch(self.target, config, kernel, *args)
+
+    def gemm(self, product: Gemm, a: int, b: int, c: int) -> bool:
+        if self.blas is None:
+            return False
+        self.blas.multiply(product, a, b, c)
+        return True
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        builder = self.stream.create_graph_builder()
+        builder.begin_building()
+        self.target = builder
+        if self.blas is not None:
+            self.blas.use(int(builder.stream.handle))
+        try:
+            run()
+        finally:
+            self.target = self.stream
+            if self.blas is not None:
+                self.blas.use(int(self.stream.handle))
+            graph = builder.end_building().complete()
+        return lambda: graph.launch(self.stream)
+
+    def event(self) -> Any:
+        from cuda.core import EventOptions
+
+        return self.stream.record(options=EventOptions(timing_enabled=True))
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        end.sync()
+        return (end - start) / 1e3
+
+    def synchronize(self) -> None:
+        self.stream.sync()
+
+    def _check(self, result: Any) -> None:
+        if int(result[0]) != 0:
+            raise RuntimeError(f"the CUDA driver answered {result[0]!r}")
+
+
+def machine_code(code: Code, cc: tuple[int, int]) -> bytes:
+    """The cubin of a kernel: from disk, or assembled now and kept there."""
+    name = disk.key(f"sm_{cc[0]}{cc[1]} {toolchain.version()}\n{code.ptx}")
+    stored = disk.load(name)
+    if stored is not None:
+        return stored.code
+    made = toolchain.assemble(code, cc)
+    disk.store(name, code.ptx, disk.Stored(code.name, made))
+    return made
+
+
+@cache
+def runtime(index: int = 0) -> DeviceRuntime:
+    """The one runtime of a GPU in this process."""
+    return DeviceRuntime(index)

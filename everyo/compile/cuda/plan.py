@@ -1,0 +1,269 @@
+"""Schedule -> the launches of a program on a device: kernels, products, and where values live.
+
+Addresses are (place, shift): place 0 is the arena, 1 the block of values that the host hands over,
+the others are the arrays of the call. They become numbers at each call; everything else is known
+from here on.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from everyo.compile import fuse, memory, products
+from everyo.compile.cuda import gemm, texts
+from everyo.compile.cuda.lower import BYTES, lower, paired
+from everyo.compile.cuda.printer import emit
+from everyo.compile.cuda.runtime import Gemm
+from everyo.compile.cuda.texts import Text
+from everyo.compile.fuse import COST, Group
+from everyo.compile.ir import I64, Graph, IRError, Node
+from everyo.compile.program import KINDS
+from everyo.compile.rows import paths, pieces
+from everyo.compile.space import chain
+
+ARENA, HOST, ARRAYS = 0, 1, 2  # places; NUMBER is an argument that is no address
+NUMBER = -1
+SHORT = 1024  # rows up to this length are sorted by counting
+
+Argument = tuple[int, int]  # place, shift in bytes; or NUMBER, value
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch. `product` is set for a matmul: the library is asked first, the text is our own."""
+
+    name: str
+    text: str
+    params: tuple[str, ...]
+    blocks: int
+    threads: int
+    arguments: tuple[Argument, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+    flops: int
+    product: Gemm | None = None
+
+    @property
+    def chunks(self) -> int:
+        return self.blocks
+
+    @property
+    def parallel(self) -> bool:
+        return True
+
+
+class Plan:
+    """The steps of a program and its arena. `vector=False` needs no alignment of the call's arrays."""
+
+    def __init__(self, graph: Graph, vector: bool = True) -> None:
+        self.schedule = fuse.fuse(graph)
+        self.legal = self.schedule.legal
+        self.homes = memory.homes(self.schedule)
+        self.vector = vector
+        self.steps: list[Step] = []
+        self.aligned: set[Argument] = set()  # addresses in arrays of the call that must be multiples
+        self.guard = 0
+        self._places()
+        self._lower()
+        self._arena()
+        for step, g in enumerate(self.schedule.groups):
+            if g.kind == "loop":
+                self._loop(step, g)
+            elif g.kind == "matmul":
+                self._matmul(g.nodes[0])
+            elif g.kind == "assemble":
+                self._assemble(g.nodes[0])
+            else:
+                self._opaque(step, g.nodes[0])
+            if step == self.homes.guard:
+                self.guard = len(self.steps)
+        for target, value in self.homes.late:
+            self._copy(value, target, self.legal.layout(target), 0)
+        checks = self.schedule.graph.checks
+        self.flags = [self.offsets[chain(c.bad)[0]] for c in checks]
+
+    # -- where values live -----------------------------------------------------------------------
+
+    def _places(self) -> None:
+        """Which values live in arrays of the call: position among inputs and outputs."""
+        graph = self.schedule.graph
+        inputs = {n: ARRAYS + i for i, n in enumerate(graph.inputs)}
+        self.outside = dict(inputs)
+        for i, o in enumerate(graph.outputs):
+            if o.size:
+                self.outside[chain(o)[0]] = ARRAYS + len(inputs) + i
+        for value, target in self.homes.direct.items():
+            self.outside[value] = inputs[target]
+
+    def _lower(self) -> None:
+        direct = self.homes.direct
+
+        def layout(n: Node) -> list[int]:
+            if n in direct:
+                return memory.strides_in(self.legal, n, direct[n])
+            return self.legal.layout(n)
+
+        self.layout = layout
+        self.lowered = {
+            step: lower(g, layout, direct, self.vector)
+            for step, g in enumerate(self.schedule.groups)
+            if g.kind == "loop"
+        }
+
+    def _arena(self) -> None:
+        """Offsets of everything that lives in the arena."""
+        end = len(self.schedule.groups)
+        kept = {chain(v)[0] for _, v in self.homes.late}
+        flags = {chain(c.bad)[0] for c in self.schedule.graph.checks}
+        requests = []
+        for step, g in enumerate(self.schedule.groups):
+            for n in g.stores:
+                if n not in self.outside:
+                    last = end if n in kept else max(step, self.homes.reads.get(n, step))
+                    last = max(last, self.homes.guard) if n in flags else last
+                    requests.append(memory.Request(n, n.nbytes, step, last))
+            kernel = self.lowered.get(step)
+            for i, s in enumerate(kernel.slots if kernel else ()):
+                if kernel and s.per_chunk and i not in kernel.shared:
+                    size = kernel.chunks * s.elements * s.dtype.itemsize
+                    requests.append(memory.Request((step, i), size, step, step))
+            for i, size in enumerate(self._scratch(g)):
+                requests.append(memory.Request((step, i), size, step, step))
+        self.offsets, self.arena_bytes = memory.place(requests)
+
+    def _scratch(self, g: Group) -> list[int]:
+        """Bytes of the temporary arrays of an opaque group."""
+        n = g.nodes[0]
+        if g.kind == "argsort":
+            long = n.shape[-1] > SHORT
+            return [8 * n.size, 8 * n.size] if long else []
+        if g.kind == "scatter_add":
+            count = n.inputs[0].size
+            return [8 * count] * (4 if count > SHORT else 2)
+        return []
+
+    def _at(self, n: Node, shift: int = 0) -> Argument:
+        if n in self.outside:
+            return self.outside[n], shift
+        return ARENA, self.offsets[n] + shift
+
+    def _add(
+        self, name: str, text: Text, arguments: Sequence[Argument], nodes: Sequence[Node],
+        flops: int, product: Gemm | None = None,
+    ) -> None:  # fmt: skip
+        shapes = tuple(dict.fromkeys(n.shape for n in nodes))
+        moved = sum(n.nbytes for n in dict.fromkeys(nodes))
+        self.steps.append(
+            Step(
+                name, text.text, text.params, text.blocks, text.threads, tuple(arguments), shapes,
+                moved, flops, product,
+            )
+        )  # fmt: skip
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _loop(self, step: int, g: Group) -> None:
+        kernel = self.lowered[step]
+        params, arguments, arrays = [], list[Argument](), list[Node]()
+        for i, s in enumerate(kernel.slots):
+            if i in kernel.shared:
+                continue
+            params.append("u64" if s.what == "count" else f"{KINDS[s.dtype]}*")
+            if s.node is not None and s.what == "array":
+                arguments.append(self._at(s.node))
+                arrays.append(s.node)
+                if i in kernel.vectors and s.node in self.outside:
+                    self.aligned.add((self.outside[s.node], min(BYTES, kernel.vector * s.dtype.itemsize)))
+            elif s.what == "count":
+                arguments.append((NUMBER, s.elements))
+            else:
+                arguments.append((ARENA, self.offsets[step, i]))
+        points = math.prod(a.size for a in g.loop.domain)
+        flops = points * sum(COST.get(n.op, 1) for n in g.nodes)
+        text = Text(emit(kernel), tuple(params), kernel.blocks, kernel.threads)
+        self._add(str(g), text, arguments, arrays, flops)
+        for c in kernel.combines:
+            n, pair = c.node, paired(c.node.op, c.node.dtype)
+            meeting = texts.combine(n.op, n.dtype, n.size, kernel.chunks, pair)
+            places = [(ARENA, self.offsets[step, c.partial]), self._at(n)]
+            self._add(f"combine {n.op}", meeting, places, [n], n.size * kernel.chunks)
+
+    def _matmul(self, n: Node) -> None:
+        p = products.product(n, self.layout)
+        item = n.dtype.itemsize
+        outer, inner = p.loops
+        product = Gemm(
+            n.dtype, p.m, p.n, p.k, p.a.turned, p.a.lead, p.b.turned, p.b.lead, p.c.lead,
+            (outer, inner),
+        )  # fmt: skip
+        arguments = [self._at(x.base, item * x.offset) for x in (p.a, p.b, p.c)]
+        name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
+        nodes = [p.a.base, p.b.base, n]
+        self._add(name, gemm.kernel(product), arguments, nodes, p.flops, product)
+
+    def _opaque(self, step: int, n: Node) -> None:
+        operands = [chain(o)[0] for o in n.inputs]
+        places = [self._at(o) for o in operands]
+        match n.op:
+            case "argsort":
+                self._argsort(step, n.inputs[0].dtype, n.shape, places[0], self._at(n), [operands[0], n])
+            case "scatter_add":
+                self._scatter(step, n, places)
+            case "cumsum":
+                last = n.shape[-1]
+                text = texts.cumsum(n.dtype, n.size // last, last)
+                self._add("cumsum", text, [*places, self._at(n)], [*operands, n], n.size)
+            case "random":
+                text = texts.random(n.dtype, n.size)
+                self._add("random", text, [*places, self._at(n)], [*operands, n], n.size)
+            case _:
+                raise IRError(f"no kernel for {n}")
+
+    def _argsort(
+        self, step: int, dtype: np.dtype, shape: Sequence[int], keys: Argument, result: Argument,
+        nodes: Sequence[Node], scratch: int = 0,
+    ) -> None:  # fmt: skip
+        n = shape[-1]
+        rows = math.prod(shape) // n
+        if n <= SHORT:
+            self._add("argsort", texts.ranks(dtype, rows, n), [keys, result], nodes, rows * n * n)
+            return
+        places = [(ARENA, self.offsets[step, scratch + i]) for i in range(2)]
+        rounds = (n - 1).bit_length()
+        self._add("argsort: runs", texts.runs(rows, n), [places[0]], nodes, 0)
+        for r in range(rounds):
+            target = result if r == rounds - 1 else places[(r + 1) % 2]
+            text = texts.merge(dtype, rows, n, 1 << r)
+            self._add(f"argsort: runs of {1 << r}", text, [keys, places[r % 2], target], nodes, rows * n)
+
+    def _scatter(self, step: int, n: Node, places: list[Argument]) -> None:
+        """Zeros, then the sums of the updates that go to one row, found by sorting the indices."""
+        count, width = n.inputs[0].size, math.prod(n.shape[1:])
+        zero = texts.copy(n.dtype, [(n.size, 0, 1)], n.dtype.type(0).item())
+        self._add("scatter_add: zeros", zero, [self._at(n), self._at(n)], [n], 0)
+        rows, order = ((ARENA, self.offsets[step, i]) for i in range(2))
+        index = chain(n.inputs[0])[0]
+        clamped = texts.clamped(count, n.shape[0])
+        self._add("scatter_add: rows", clamped, [places[0], rows], [index], 0)
+        self._argsort(step, I64, (count,), rows, order, [index], 2)
+        sums = texts.scatter(n.dtype, count, width)
+        nodes = [chain(o)[0] for o in n.inputs]
+        self._add("scatter_add", sums, [rows, order, places[1], self._at(n)], [*nodes, n], count * width)
+
+    def _assemble(self, n: Node) -> None:
+        """The base, then each piece over it."""
+        for o, strides, offset in pieces(n):
+            self._copy(o, n, strides, offset)
+
+    def _copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
+        """A step that stores operand o at these strides of the target."""
+        base, start, axes = paths(o, strides, self.layout)
+        item = o.dtype.itemsize
+        value = base.param("value") if base.op == "const" else None
+        goal = self._at(target, item * offset)
+        source = goal if value is not None else self._at(base, item * start)
+        moved = [n for n in (base, target) if n.op != "const"]
+        self._add(f"copy {o!r}", texts.copy(o.dtype, axes, value), [source, goal], moved, 0)

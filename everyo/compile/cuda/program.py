@@ -1,0 +1,256 @@
+"""A graph, compiled for a device: the same call as `cpu.Program`, on device arrays.
+
+A call allocates outputs, hands host values over in one block, turns places into addresses and
+launches. Equal addresses come again in a training loop; then what was launched before is captured
+once as a graph and replayed.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from everyo.compile.cpu import extent
+from everyo.compile.cuda import toolchain
+from everyo.compile.cuda.plan import ARRAYS, NUMBER, Plan, Step
+from everyo.compile.cuda.runtime import Buffer, Runtime
+from everyo.compile.ir import Graph, Node, require
+from everyo.core.device import Device
+from everyo.core.device_array import DeviceArray, contiguous
+from everyo.exceptions import EveryODeviceError
+
+ALIGN = 64
+GRAPHS = 4  # captured graphs kept per program, one per set of addresses
+
+Arrays = Sequence[Any]
+
+
+class Program:
+    """`program(arrays)` returns the outputs and stores the writes of a graph.
+
+    `arrays` are one per input, device arrays or NumPy arrays of the input's shape, dtype and strides;
+    NumPy arrays are copied to the device at each call, and back if they are written.
+    """
+
+    def __init__(self, graph: Graph, runtime: Runtime) -> None:
+        self.graph, self.runtime = graph, runtime
+        self.device = Device("cuda", runtime.index)
+        self._lock = threading.Lock()
+        self._plans: dict[bool, _Loaded] = {}
+        self._block: Buffer | None = None
+        plan = self._loaded(True).plan
+        self.schedule, self.kernels = plan.schedule, tuple(plan.steps)
+        self.arena_bytes = plan.arena_bytes
+        self.legal = plan.schedule.graph
+        self.fresh = [(o.shape, o.dtype) for o in self.legal.outputs]
+        self.written = {i for i, n in enumerate(graph.inputs) if n in {t for t, _ in graph.writes}}
+
+    def __call__(self, arrays: Arrays) -> list[DeviceArray]:
+        outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
+        with self._lock:
+            given, back = self._on_device(arrays)
+            if self._overlap(given):
+                return self._on_copies(given, back, outputs)
+            self._run(given, outputs)
+            self._home(arrays, given, back)
+        return outputs
+
+    def source(self) -> str:
+        """The text of every distinct kernel."""
+        texts: dict[str, list[str]] = {}
+        for row in self.kernels:
+            texts.setdefault(row.text, []).append(row.name)
+        return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
+
+    def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
+        """Median seconds of each step, between marks in the stream. Written arrays are copies."""
+        outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
+        with self._lock:
+            given, _ = self._on_device(arrays)
+            given = [a.copy() if i in self.written else a for i, a in enumerate(given)]
+            loaded, addresses = self._bound(given, outputs)
+            loaded.run(addresses, 0, len(self.kernels))
+            medians = []
+            for i in range(len(self.kernels)):
+                times = []
+                for _ in range(repeats):
+                    start = self.runtime.event()
+                    loaded.run(addresses, i, i + 1)
+                    times.append(self.runtime.elapsed(start, self.runtime.event()))
+                medians.append(sorted(times)[len(times) // 2])
+        return medians
+
+    def bench(self, arrays: Arrays, repeats: int = 20) -> float:
+        """Median seconds of a whole call, synchronised."""
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self(arrays)
+            self.runtime.synchronize()
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 2]
+
+    # -- arrays
+
+    def _on_device(self, arrays: Arrays) -> tuple[list[DeviceArray], list[int]]:
+        """The inputs as device arrays, and which of them must be copied back."""
+        given: list[Any] = list(arrays)
+        host = [i for i, a in enumerate(given) if not isinstance(a, DeviceArray)]
+        for i, (a, n) in enumerate(zip(given, self.graph.inputs, strict=True)):
+            if isinstance(a, DeviceArray) and a.device != self.device:
+                raise EveryODeviceError(
+                    f"{self.graph.name} runs on {self.device}, an input of shape {n.shape} is on "
+                    f"{a.device}; move it with .to({str(self.device)!r})"
+                )
+        if host:
+            self._hand_over(given, host)
+        return given, [i for i in host if i in self.written]
+
+    def _hand_over(self, given: list[Any], host: list[int]) -> None:
+        """Copy host arrays to the device in one piece, each laid out as its input wants."""
+        parts, at, places = [], 0, []
+        for i in host:
+            n = self.graph.inputs[i]
+            strides = [s * n.dtype.itemsize for s in self._strides(n)]
+            low, high = extent(n.shape, strides) if n.size else (0, -n.dtype.itemsize)
+            part = np.zeros(high - low + n.dtype.itemsize, np.uint8)
+            if n.size:
+                np.ndarray(n.shape, n.dtype, part, -low, strides)[...] = given[i]
+            parts.append((at, part))
+            places.append((i, at - low, strides))
+            at += -(-max(part.size, 1) // ALIGN) * ALIGN
+        block = np.zeros(at, np.uint8)
+        for start, part in parts:
+            block[start : start + part.size] = part
+        if self._block is None or self._block.size < at:
+            self._block = Buffer(self.runtime, at)  # of the program: its address stays
+        buffer = self._block
+        self.runtime.upload(buffer.address, block)
+        for i, offset, strides in places:
+            n = self.graph.inputs[i]
+            given[i] = DeviceArray(buffer, n.shape, n.dtype, tuple(strides), offset)
+
+    def _home(self, arrays: Arrays, given: list[DeviceArray], back: list[int]) -> None:
+        for i in back:
+            arrays[i][...] = given[i].numpy()
+
+    def _strides(self, n: Node) -> list[int]:
+        """Strides of an input, in elements."""
+        return self._loaded(True).plan.legal.layout(n)
+
+    def _overlap(self, given: list[DeviceArray]) -> bool:
+        """Whether a written input shares bytes with another input."""
+        if not self.written:
+            return False
+        spans = []
+        for i, a in enumerate(given):
+            if a.size:
+                low, high = extent(a.shape, a.strides)
+                spans.append((a.address + low, a.address + high + a.itemsize, i in self.written))
+        spans.sort()
+        end = written_end = 0
+        for low, high, written in spans:
+            if low < written_end or (written and low < end):
+                return True
+            end = max(end, high)
+            written_end = max(written_end, high) if written else written_end
+        return False
+
+    def _on_copies(
+        self, given: list[DeviceArray], back: list[int], outputs: list[DeviceArray]
+    ) -> list[DeviceArray]:
+        """Written arrays overlap with others: work on copies, store them at the end, in order."""
+        copies = [a.copy() if i in self.written else a for i, a in enumerate(given)]
+        laid = [
+            _like(c, self._strides(n)) if i in self.written else c
+            for i, (c, n) in enumerate(zip(copies, self.graph.inputs, strict=True))
+        ]
+        self._run(laid, outputs)
+        for target, _ in self.graph.writes:
+            i = self.graph.inputs.index(target)
+            given[i][...] = laid[i]
+        return outputs
+
+    # -- running
+
+    def _loaded(self, vector: bool) -> "_Loaded":
+        if vector not in self._plans:
+            self._plans[vector] = _Loaded(Plan(self.graph, vector), self.runtime)
+        return self._plans[vector]
+
+    def _bound(self, given: Arrays, outputs: Arrays) -> tuple["_Loaded", list[int]]:
+        """The plan that the alignment of these arrays allows, and the addresses by place."""
+        for n, a in zip(self.legal.inputs, given, strict=True):
+            require((a.shape, a.dtype) == (n.shape, n.dtype), "input", n, "got", a.shape, a.dtype)
+        found = [a.address for a in (*given, *outputs)]
+        vector = all(found[place - ARRAYS] % align == 0 for place, align in self._loaded(True).plan.aligned)
+        loaded = self._loaded(vector)
+        return loaded, [loaded.arena.address, 0, *found]
+
+    def _run(self, given: Arrays, outputs: Arrays) -> None:
+        loaded, addresses = self._bound(given, outputs)
+        plan = loaded.plan
+        if not plan.flags:
+            loaded.replay(addresses)
+            return
+        loaded.run(addresses, 0, plan.guard)
+        for check, offset in zip(self.legal.checks, plan.flags, strict=True):
+            if self.runtime.download(loaded.arena.address + offset, 1)[0]:
+                raise check.error(check.message)
+        loaded.run(addresses, plan.guard, len(plan.steps))
+
+
+class _Loaded:
+    """A plan with its kernels loaded, an arena, and the graphs captured so far."""
+
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        self.plan, self.runtime = plan, runtime
+        self.arena = Buffer(runtime, plan.arena_bytes)
+        self.kernels: list[Any] = [None] * len(plan.steps)
+        self.graphs: dict[tuple[int, ...], Any] = {}
+
+    def kernel(self, i: int) -> Any:
+        """The kernel of a step, compiled when it is first launched."""
+        if self.kernels[i] is None:
+            step = self.plan.steps[i]
+            code = toolchain.compile_ptx(step.text, step.params, self.runtime.cc)
+            self.kernels[i] = self.runtime.load(code)
+        return self.kernels[i]
+
+    def run(self, addresses: Sequence[int], start: int, end: int) -> None:
+        for i in range(start, end):
+            step = self.plan.steps[i]
+            args = [v if p == NUMBER else addresses[p] + v for p, v in step.arguments]
+            if step.product is None or not self.runtime.gemm(step.product, *args):
+                self.runtime.launch(self.kernel(i), step.blocks, step.threads, args, step.name)
+
+    def replay(self, addresses: Sequence[int]) -> None:
+        """Run everything; addresses that come a second time are captured, then replayed."""
+        key = tuple(addresses)
+        count = len(self.plan.steps)
+        if key not in self.graphs:
+            if len(self.graphs) >= GRAPHS:
+                self.graphs.pop(next(iter(self.graphs)))
+            self.graphs[key] = None
+            self.run(addresses, 0, count)
+            return
+        if self.graphs[key] is None:
+            self.graphs[key] = self.runtime.capture(lambda: self.run(addresses, 0, count))
+        self.graphs[key]()
+
+
+def _like(a: DeviceArray, strides: Sequence[int]) -> DeviceArray:
+    """A contiguous array in memory of its own, laid out with strides given in elements."""
+    steps = [s * a.itemsize for s in strides]
+    if not a.size or tuple(steps) == contiguous(a.shape, a.itemsize):
+        return a
+    low, high = extent(a.shape, steps)
+    buffer = Buffer(a.buffer.runtime, high - low + a.itemsize)
+    out = DeviceArray(buffer, a.shape, a.dtype, tuple(steps), -low)
+    out[...] = a
+    return out
+
+
+__all__ = ["Program", "Step"]

@@ -1,0 +1,238 @@
+"""`DeviceArray`: shape, dtype and strides over bytes on a CUDA device.
+
+It is what `Tensor._data` holds there. Views share the bytes; whatever computes is done by the
+namespace that the compiler registers (`everyo.cuda.backend`), so nothing here knows a kernel.
+"""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from everyo import cuda
+from everyo.core.device import Device
+
+Shape = tuple[int, ...]
+
+
+class DeviceArray:
+    """An array on a device. `strides` and `offset` are in bytes; `buffer` owns the memory."""
+
+    __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "strides")
+    __array_ufunc__ = None  # NumPy refuses, instead of looping over elements
+    __array_priority__ = 900
+
+    def __init__(
+        self, buffer: Any, shape: Shape, dtype: Any, strides: Shape | None = None, offset: int = 0
+    ) -> None:
+        self.buffer, self.shape, self.dtype = buffer, tuple(shape), np.dtype(dtype)
+        self.strides = contiguous(shape, self.dtype.itemsize) if strides is None else tuple(strides)
+        self.offset = offset
+
+    # -- what it is
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def device(self) -> Device:
+        """Where the bytes are."""
+        return Device("cuda", self.buffer.runtime.index)
+
+    @property
+    def address(self) -> int:
+        """The address of the first element on the device."""
+        return self.buffer.address + self.offset
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in C order without gaps."""
+        want = contiguous(self.shape, self.itemsize)
+        pairs = zip(self.shape, self.strides, want, strict=True)
+        return not self.size or all(n == 1 or have == need for n, have, need in pairs)
+
+    @property
+    def flags(self) -> SimpleNamespace:
+        """What NumPy's arrays have: whether in C order, and that they can be written."""
+        return SimpleNamespace(c_contiguous=self.is_contiguous, writeable=True, owndata=False)
+
+    @property
+    def base(self) -> None:
+        """Device arrays own a share of their bytes; none is the base of another."""
+        return None
+
+    @property
+    def T(self) -> "DeviceArray":
+        return self.transpose(tuple(reversed(range(self.ndim))))
+
+    # -- to and from the host
+
+    @classmethod
+    def upload(cls, array: np.ndarray, device: Device) -> "DeviceArray":
+        """A copy of a NumPy array on a device."""
+        array = np.asarray(array, order="C")
+        out = cls.empty(array.shape, array.dtype, device)
+        if array.size:
+            out.buffer.runtime.upload(out.address, array)
+        return out
+
+    @classmethod
+    def empty(cls, shape: Sequence[int], dtype: Any, device: Device) -> "DeviceArray":
+        """An array whose elements are not set."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        return cls(cuda.backend().buffer(device.index, size), tuple(shape), dtype)
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host."""
+        if not self.is_contiguous:
+            return self.copy().numpy()
+        raw = self.buffer.runtime.download(self.address, self.nbytes)
+        return raw.view(self.dtype).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array on a device cannot become a NumPy array without a copy")
+        out = self.numpy()
+        return out if dtype is None else out.astype(dtype, copy=False)
+
+    def item(self) -> Any:
+        return self.numpy().item()
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.numpy()!r}, device={self.device})"
+
+    # -- views: the same bytes
+
+    def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> "DeviceArray":
+        return DeviceArray(
+            self.buffer, tuple(shape), self.dtype, tuple(strides), self.offset + offset
+        )
+
+    def reshape(self, *shape: Any) -> "DeviceArray":
+        """Another shape; a view where the layout allows it, else a copy."""
+        new = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        known = math.prod(n for n in new if n != -1)
+        new = tuple(self.size // known if n == -1 else int(n) for n in new)
+        if math.prod(new) != self.size:
+            raise ValueError(f"cannot reshape array of size {self.size} into shape {new}")
+        source = self if self.is_contiguous else self.copy()
+        return DeviceArray(source.buffer, new, self.dtype, None, source.offset)
+
+    def transpose(self, axes: Sequence[int]) -> "DeviceArray":
+        return self.view([self.shape[a] for a in axes], [self.strides[a] for a in axes])
+
+    def broadcast_to(self, shape: Sequence[int]) -> "DeviceArray":
+        extra = len(shape) - self.ndim
+        if extra < 0 or np.broadcast_shapes(self.shape, tuple(shape)) != tuple(shape):
+            raise ValueError(f"shape {self.shape} does not broadcast to {tuple(shape)}")
+        pairs = zip(self.shape, self.strides, shape[extra:], strict=True)
+        return self.view(shape, [0] * extra + [0 if n == 1 != k else s for n, s, k in pairs])
+
+    def window(self, key: Any) -> "DeviceArray | None":
+        """The part that a key of slices and ints selects, as a view; None for other keys."""
+        parts = list(key) if isinstance(key, tuple) else [key]
+        if any(not isinstance(k, slice | int | np.integer | type(None) | type(Ellipsis)) for k in parts):
+            return None
+        if any(isinstance(k, bool) for k in parts):
+            return None
+        # NumPy does the arithmetic, on an array of these strides that has no memory.
+        shadow = np.lib.stride_tricks.as_strided(np.empty(0, self.dtype), self.shape, self.strides)
+        part = shadow[tuple(parts)] if parts else shadow
+        start = shadow.__array_interface__["data"][0]
+        if not isinstance(part, np.ndarray):
+            part = shadow[(*parts, Ellipsis)]
+        shift = part.__array_interface__["data"][0] - start
+        return self.view(part.shape, part.strides, shift if part.size else 0)
+
+    # -- what computes
+
+    @property
+    def xp(self) -> Any:
+        """The array namespace that computes here."""
+        return cuda.backend().namespace_on(self.buffer.runtime.index)
+
+    def copy(self) -> "DeviceArray":
+        return self.xp.copy(self)
+
+    def astype(self, dtype: Any, copy: bool = True) -> "DeviceArray":
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        return self.xp.astype(self, dtype)
+
+    def __getitem__(self, key: Any) -> "DeviceArray":
+        return self.xp.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.xp.assign(self, key, value)
+
+    def __deepcopy__(self, memo: dict) -> "DeviceArray":
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.numpy(), str(self.device))
+
+    # -- other libraries
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the protocol: CuPy, Numba and PyTorch share the bytes."""
+        return {
+            "shape": self.shape, "strides": None if self.is_contiguous else self.strides,
+            "typestr": self.dtype.str, "data": (self.address, False), "version": 3,
+            "stream": self.buffer.runtime.stream_number,
+        }  # fmt: skip
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.buffer.runtime.exported(self).__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.buffer.runtime.index)  # kDLCUDA
+
+
+def _restored(array: np.ndarray, device: str) -> Any:
+    """What was pickled: on its device if that is there, else on the host."""
+    from everyo.core.device import device as find
+
+    place = find(device)
+    return DeviceArray.upload(array, place) if place.is_cuda else array
+
+
+def contiguous(shape: Sequence[int], itemsize: int) -> Shape:
+    """Strides in bytes of C order."""
+    out, step = [], itemsize
+    for n in reversed(shape):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))
