@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from everyo.compile import tape
 from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, IRError, Node, require, walk
 from everyo.compile.legalize import Legal, legalize
 from everyo.compile.space import (
@@ -47,7 +48,7 @@ def cheap(n: Node) -> bool:
 class Group:
     """Nodes of one kernel, operands first; a cheap node may be in several groups."""
 
-    kind: str  # "loop", or the opaque op
+    kind: str  # "loop", "tape", or the opaque op
     nodes: tuple[Node, ...]
     stores: tuple[Node, ...]  # the nodes whose values leave the group
     space: Space | None  # of a loop
@@ -61,6 +62,8 @@ class Group:
 
     def __str__(self) -> str:
         n = self.nodes[0]
+        if self.kind == "tape":
+            return f"tape of {len(self.nodes)} operations -> {', '.join(map(_typed, self.stores[:4]))}"
         if self.space is None:
             return f"{self.kind} {' , '.join(map(_typed, n.inputs))} -> {_typed(n)}"
         s = self.space
@@ -102,7 +105,8 @@ def check(schedule: Schedule) -> None:
     for g in schedule.groups:
         inside = set(g.nodes)
         require(set(g.stores) <= inside, "stores outside the group", g)
-        require(g.space is not None or len(g.nodes) == 1, "an opaque group has one node", g)
+        single = len(g.nodes) == 1 or g.kind == "tape"
+        require(g.space is not None or single, "an opaque group has one node", g)
         for n in g.nodes:
             for o in n.inputs:
                 base = chain(o)[0]
@@ -133,15 +137,24 @@ class _Partition:
         self.writes = {chain(v)[0] for _, v in graph.writes}
         order = walk(graph.roots)
         self.compute = [n for n in order if n.size and n.op not in VIEWS and n.op not in LEAVES]
+        self.tapes = tape.partition(self.compute, self.checked, self.legal.layout)
         self.compute.sort(key=lambda n: n.index)
         for n in self.compute:
             for i, o in enumerate(n.inputs):
                 self._edge(n, o, n.op == "take" and i == 0)
         self.edges.sort(key=lambda e: (-e[0].nbytes, e[0].index, e[1].index))
-        self.group = {n: i for i, n in enumerate(self.compute)}
-        self.members = {i: [n] for i, n in enumerate(self.compute)}
-        self.position = {i: i for i in self.members}  # a topological order of the groups
-        self.plain = {i: _plain_shape(n) for i, n in enumerate(self.compute)}
+        first: dict[tuple[int, bool], int] = {}  # tape -> its group
+        self.group = {
+            n: first.setdefault(self.tapes[n], i) if n in self.tapes else i
+            for i, n in enumerate(self.compute)
+        }
+        self.members: dict[int, list[Node]] = {}
+        for n, g in self.group.items():
+            self.members.setdefault(g, []).append(n)
+        self.plain = {g: _plain_shape(self.compute[g]) for g in self.members}
+        # a topological order of the groups
+        line = self.order() if self.tapes else self.members
+        self.position = {g: i for i, g in enumerate(line)}
         self.rejected: set[tuple[int, int, int, int]] = set()
 
     def _edge(self, n: Node, o: Node, table: bool) -> None:
@@ -149,6 +162,11 @@ class _Partition:
         if not fits(base):
             return
         self.users.setdefault(base, set()).add(n)
+        mine, other = self.tapes.get(n), self.tapes.get(base)
+        if mine is not None or other is not None:
+            if mine != other:
+                self.forced.add(base)
+            return
         apart = n.op in OPAQUE or base.op in OPAQUE or base.op == "input" or table
         if apart or any(v.op == "slice" for v in views):
             self.forced.add(base)
@@ -159,7 +177,7 @@ class _Partition:
         """Vertical: join producer and consumer; horizontal: join readers of the same operand."""
         shared: dict[Node, list[Node]] = {}
         for n in self.compute:
-            for o in n.inputs if n.op not in OPAQUE else ():
+            for o in n.inputs if n.op not in OPAQUE and n not in self.tapes else ():
                 base = chain(o)[0]
                 if fits(base) and base.size > 1:
                     shared.setdefault(o, []).append(n)
@@ -321,7 +339,10 @@ def _finish(p: _Partition) -> Iterable[Group]:
                 needed.add(n)
                 stack += [b for o in n.inputs if (b := chain(o)[0]) in inside]
         left = sorted(needed, key=lambda n: n.index)
-        if left and left[0].op in OPAQUE:
+        if left and left[0] in p.tapes:
+            own = tuple(n for n in left if n in stored)
+            yield Group("tape", tuple(n for n in p.members[g] if n in needed), own, None)
+        elif left and left[0].op in OPAQUE:
             yield Group(left[0].op, tuple(left), tuple(left), None)
         elif left:
             whole = analyse(left, layout)
@@ -403,7 +424,7 @@ def _worth_it(
     known = (cone.loads | cone.small | cone.promoted) - inside
     if any(n in p.group and position[p.group[n]] >= position[g] for n in known):
         return False
-    if nodes[0].op in OPAQUE:
+    if nodes[0].op in OPAQUE or nodes[0] in p.tapes:
         return False
     before = analyse(nodes, p.legal.layout)
     both = analyse([*nodes, *cone.nodes], p.legal.layout)
