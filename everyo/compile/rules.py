@@ -7,6 +7,7 @@ that only holds for real numbers: x * 0, x - x, x / x and x + 0.0 stay.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -389,6 +390,73 @@ def pieces(node: Node, make: Make) -> Node | None:
     return make("assemble", base, *[rest[i] for i in kept], **new)
 
 
+# Gradients of slices: sums of arrays that are zero outside a few boxes
+
+FEW = 16  # boxes in general position are compared pairwise up to so many
+Placed = dict[tuple[tuple[int, ...], ...], Node]  # (starts, steps, sizes) -> what lies there
+
+
+def placed(node: Node) -> Placed | None:
+    """The pieces of an assemble over zeros, None if the node is none."""
+    if node.op != "assemble" or not is_literal(node.inputs[0], 0):
+        return None
+    boxes = zip(node.param("starts"), node.param("steps"), node.inputs[1:], strict=True)
+    out: Placed = {(start, step, piece.shape): piece for start, step, piece in boxes}
+    return out if len(out) == len(node.inputs) - 1 and disjoint(list(out)) else None
+
+
+def disjoint(boxes: list[tuple[tuple[int, ...], ...]]) -> bool:
+    """Whether no two boxes have an element in common; False if that takes too long to tell."""
+    if len(boxes) == 1:
+        return True
+    ranges = [list(zip(*box, strict=True)) for box in boxes]
+    axes = [i for i in range(len(ranges[0])) if len({r[i] for r in ranges}) > 1]
+    if len(axes) == 1 and all(r[axes[0]][1] == 1 for r in ranges):  # in a line
+        ends = sorted((r[axes[0]][0], r[axes[0]][0] + r[axes[0]][2]) for r in ranges)
+        return all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+    pairs = combinations(boxes, 2)
+    return len(boxes) <= FEW and all(apart(a, b) for a, b in pairs)
+
+
+def apart(a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether two boxes have no element in common."""
+    for start, step, size, begin, stride, count in zip(*a, *b, strict=True):
+        one = sorted((start, start + step * (size - 1)))
+        two = sorted((begin, begin + stride * (count - 1)))
+        if one[1] < two[0] or two[1] < one[0] or not size or not count:
+            return True
+        if abs(step) == abs(stride) and (start - begin) % abs(step):
+            return True
+    return False
+
+
+def sums_of_pieces(node: Node, make: Make) -> Node | None:
+    """Add where two sums of pieces meet; elsewhere x + 0.0, which is x but for the sign of -0.0."""
+    if node.op != "add":
+        return None
+    left, right = (placed(x) for x in node.inputs)
+    if left is None or right is None:
+        return None
+    merged = dict(left)
+    if not disjoint(list(left | right)):
+        return None
+    for box, piece in right.items():
+        merged[box] = make("add", left[box], piece) if box in left else plus_zero(piece, make)
+    for box in left:
+        if box not in right:
+            merged[box] = plus_zero(left[box], make)
+    starts, steps, _ = zip(*merged, strict=True)
+    return make("assemble", node.inputs[0].inputs[0], *merged.values(), starts=starts, steps=steps)
+
+
+def plus_zero(x: Node, make: Make) -> Node:
+    """x + 0.0; an integer, or what 0.0 was added to already, is that itself."""
+    if x.dtype.kind != "f" or (x.op == "add" and is_literal(x.inputs[1], 0.0)):
+        return x
+    return make("add", x, full(make, 0.0, x))
+
+
 RULES: tuple[Rule, ...] = (
     views, fold, narrow, casts, commute, arithmetic, signs, logic, select, reductions, pieces,
+    sums_of_pieces,
 )  # fmt: skip
