@@ -1,6 +1,6 @@
 """EveryO: tensors with gradients on NumPy, neural networks, and `compile` for whole training steps."""
 
-from everyo import cuda, data, datasets, exceptions, nn, optim
+from everyo import cuda, data, datasets, exceptions, nn, optim, training
 from everyo._version import VERSION_INFO, __version__
 from everyo.compile import CompiledFunction, compile
 from everyo.compile.pool import get_num_threads, set_num_threads
@@ -57,6 +57,10 @@ from everyo.quantization import (
 from everyo.serialization import (
     TRACEABLE_OPERATIONS, export_onnx, export_onnx_traced, inspect_archive, load, load_checkpoint,
     load_weights, onnx_available, run_onnx, save, save_checkpoint, save_weights, trace_operations,
+)  # fmt: skip
+from everyo.training import (
+    Callback, CSVLogger, EarlyStopping, History, LearningRateScheduler, ModelCheckpoint,
+    ProgressLogger, ScheduleStepper, Trainer, accuracy, confusion_matrix,
 )  # fmt: skip
 
 var = variance
