@@ -7,7 +7,7 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.interpret import interpret
-from everyo.compile.ir import F32, F64, Graph, Node
+from everyo.compile.ir import Graph, Node
 
 Arrays = list[np.ndarray]
 ROUNDED = {*ir.UNARY} - {
@@ -52,7 +52,7 @@ def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
     interpreter in float64, `rough` the interpreter in the graph's own dtypes, and the error may be
     8 times the largest of |rough - want| (NumPy in float32 is off as much, and ops differ by a few
     ulp) plus 32 eps of the largest result and of the largest rounded value anywhere in the graph: a
-    sum that cancels keeps the rounding of its terms. eps is float32's if one of them is below.
+    sum that cancels keeps the rounding of its terms. eps is that of the coarsest float below.
     NaN and infinity must be where `want` and `rough` agree on them.
     """
     rough = interpret(graph, arrays)
@@ -60,7 +60,8 @@ def compare(graph: Graph, arrays: Arrays, got: tuple[Arrays, Arrays]) -> None:
     rounded = rounded_nodes(graph)
     floats = tuple(n for n in rounded if n.dtype.kind == "f")
     values, _ = interpret(replace(graph, outputs=floats), arrays)
-    eps = float(np.finfo(F32 if any(n.dtype == F32 for n in ir.walk(floats)) else F64).eps)
+    below = {n.dtype for n in ir.walk(floats) if n.dtype.kind == "f"}
+    eps = max((float(np.finfo(d).eps) for d in below), default=0.0)
     noise = 32 * eps * max((largest(v) for v in values), default=0.0)
     roots = graph.outputs, [v for _, v in graph.writes]
     for kind, nodes, g, w, r in zip(("output", "write"), roots, got, want, rough, strict=True):

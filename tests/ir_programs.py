@@ -22,7 +22,7 @@ from ir_compare import Arrays
 from ir_drawer import Drawer, Skip, broadcasts
 
 from everyo.compile import ir
-from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node
+from everyo.compile.ir import BOOL, F16, F32, F64, I32, I64, Graph, Node
 
 
 def random_graph(
@@ -56,7 +56,10 @@ class Grower(Drawer):
 
     def grow(self, ops: int) -> tuple[Graph, Arrays]:
         for _ in range(self.draw.randint(1, 3)):
-            self.leaf(self.shape(), self.draw.choice((F32, F32, F64, I64, I32, BOOL)))
+            self.leaf(
+                self.shape(),
+                self.draw.choice((F32, F32, F32, F64, F64, F16, I64, I64, I32, I32, BOOL, BOOL)),
+            )
         steps = [getattr(self, name) for name, weight in STEPS.items() for _ in range(weight)]
         for _ in range(ops):
             step: Callable[[Node], Node] = self.draw.choice(steps)

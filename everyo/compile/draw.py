@@ -21,7 +21,10 @@ from everyo.compile.rules import literal
 CHAR, LINE = 6.7, 20.0  # size of a letter and of a node
 GAP_X, GAP_Y = 12.0, 18.0  # between nodes
 CARD_X, CARD_Y, PAD, TITLE = 26.0, 40.0, 12.0, 16.0  # between kernels, and inside their boxes
-SHORT = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "bool": "bool"}
+SHORT = {
+    "float16": "f16", "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64",
+    "bool": "bool",
+}  # fmt: skip
 STYLE = """
 text { font: 11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2933 }
 text .type { fill: #6b7785 } .head { font-size: 14px } .small { font-size: 9.5px; fill: #52606d }
