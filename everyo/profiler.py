@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everyo.core.autograd import current_trace
+from everyo.core.forks import renewed
 from everyo.core.watch import Watcher
 
 __all__ = ["Event", "Profiler", "profile", "record_function"]
@@ -50,7 +51,7 @@ class Profiler:
         self.warmup, self.record_shapes = warmup, record_shapes
         self.events: list[Event] = []
         self._seen: dict[str, int] = {}  # outermost calls by name
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._depth = _Depth()
 
     def __enter__(self) -> "Profiler":
@@ -128,7 +129,7 @@ class Profiler:
         return _written(path, {"traceEvents": events})
 
 
-_ENTERING = threading.Lock()
+_ENTERING = renewed(threading.Lock())
 
 
 def profile(*, warmup: int = 0, record_shapes: bool = True) -> Profiler:

@@ -30,6 +30,7 @@ from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device import device as as_device
+from everyo.core.forks import renewed
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOTraceError
@@ -67,7 +68,7 @@ class CompiledFunction:
         self._function = function
         self._options = options
         self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         self._traces = 0
         self._latest: Entry | None = None
         self._launchers: list[Any] = []

@@ -5,12 +5,15 @@ thread setting is put back when the last program that needs it ends.
 """
 
 import ctypes
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
+
+from everyo.core.forks import renewed
 
 # (symbol, whether its integers have 64 bits); OpenBLAS as wheels ship it comes first
 SYMBOLS = (
@@ -67,7 +70,7 @@ class OneThread:
         self.get: Any = blas.get_threads if blas else None
         self.set: Any = blas.set_threads if blas else None
         self.adjustable = self.get is not None and self.set is not None
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
         self.open = 0
         self.users = 1
 
@@ -87,5 +90,13 @@ class OneThread:
                 if self.open == 0 and self.users != 1:
                     self.set(self.users)
 
+    def after_fork(self) -> None:
+        """In the child: the programs of other threads have not come along."""
+        if self.open:
+            self.open = 0
+            self.set(self.users)
+
 
 ONE_THREAD = OneThread(BLAS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ONE_THREAD.after_fork)

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from everyo.compile import cache as disk
+from everyo.core.forks import renewed
 
 Made = tuple[int, Any]  # address, and what keeps it alive
 
@@ -23,7 +24,7 @@ class Code:
 
     make: Callable[[str, bool], Made]
     known: dict[str, Made] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.Lock)
+    lock: Any = field(default_factory=lambda: renewed(threading.Lock()))
 
     def address(self, text: str, keep: bool = True) -> int:
         """The address of the function of a text; `keep` says whether it may go to the disk."""
@@ -62,7 +63,7 @@ def _compile(text: str) -> tuple[Made, disk.Stored | None]:
     return (compiled.address, compiled), _storable(compiled)
 
 
-# What object code may refer to: present in every Python process, or given by `_linker`.
+# What object code may refer to: present in every Python process, or given by `_engine`.
 _GIVEN = ("numba_gil_ensure", "numba_gil_release")
 _KNOWN = {
     *_GIVEN, "PyErr_Clear", "PyErr_SetNone", "PyErr_SetString", "PyErr_WriteUnraisable", "PyExc_StopIteration",
@@ -88,16 +89,17 @@ def _storable(compiled: Any) -> disk.Stored | None:
 def _link(stored: disk.Stored) -> Made:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored.code))
     engine.finalize_object()
     return engine.get_function_address(stored.symbol), engine
 
 
 @cache
-def _machine() -> Any:
-    """LLVM made ready for linking. What Numba's wrappers call when a function raises, which kernels
-    never do, stands for itself by functions of Python."""
+def _engine() -> Any:
+    """The one LLVM engine that links what was stored: an engine for each takes ten times as long.
+    What Numba's wrappers call when a function raises, which kernels never do, stands for itself by
+    functions of Python."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -105,7 +107,8 @@ def _machine() -> Any:
     for name, function in zip(_GIVEN, ("PyGILState_Ensure", "PyGILState_Release"), strict=True):
         if not llvm.address_of_symbol(name):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value)
-    return llvm.Target.from_default_triple().create_target_machine()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
 def _load_plain(text: str, keep: bool) -> Made:

@@ -22,6 +22,7 @@ from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.ir import Graph, Node, require
 from everyo.compile.pool import THREADS, WAKE_NS
 from everyo.compile.rows import ROW, Plan
+from everyo.core.forks import renewed
 from everyo.core.watch import Watcher
 
 Arrays = Sequence[np.ndarray]
@@ -40,7 +41,7 @@ class Program:
     def __init__(self, graph: Graph, *, jit: bool = True, keep: bool = True) -> None:
         self.graph = graph
         self.jit = jit
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
         plan = Plan(graph, jit, keep)
         self.schedule, self.kernels = plan.schedule, tuple(plan.kernels)
         self.arena_bytes = plan.arena_bytes
@@ -50,7 +51,6 @@ class Program:
         large = (g for g in plan.schedule.groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
         self._blas: Any = ONE_THREAD if jit and any(large) else nullcontext()
         self._shared = jit and plan.shared_ns > 0
-        THREADS.locks.add(self)
         self._code = NATIVE if jit else PLAIN
         self._control = _Control(plan, self._legal)
         self._execute = self._executor()

@@ -7,21 +7,28 @@ asleep costs nothing. After a short while without work they go back to Python an
 computes a chunk never changes a bit of it.
 """
 
+import atexit
 import ctypes
 import os
+import sys
 import threading
-import weakref
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from everyo.compile.emit import HEAD
+from everyo.core.forks import renewed
 
-# the shared words, 64 bytes apart
-NEXT, COUNT, FUNCTION, TABLE, DONE, BUSY, STOP, AWAKE, WORDS = range(0, 9 * 64, 64)
+# the shared words, 64 bytes apart; YIELD and LOOKS do not change
+NEXT, COUNT, FUNCTION, TABLE, DONE, BUSY, STOP, YIELD, WORDS = range(0, 9 * 64, 64)
+LOOKS = YIELD + 8
 CLOSED = 0xFFFFFFFF  # no chunk to claim; the upper half counts the launches
-SPINS = 4000  # looks at the shared word before a worker sleeps: some 100 to 200 microseconds
+SPIN_NS = 200_000  # a worker looks for work so long before it sleeps
+PATIENCE = 2000  # looks before the one who waits for a claimed chunk offers its processor to others
 WAKE_NS = 60_000  # a program whose shared rows are worth less does not wake sleeping workers
+MOST = 16  # threads by default: programs have few rows of more chunks
 
 # Run the chunks of one row with the pool; names `pool function table n` are given.
 SHARE = f"""
@@ -40,8 +47,12 @@ SHARE = f"""
                     if atomic_claim(pool + {NEXT}, word, word + 1):
                         call(function, table, c, n)
                         atomic_add(pool + {DONE}, 1)
+                looks = 0
                 while atomic_load(pool + {DONE}) < n:
                     pause()
+                    looks += 1
+                    if looks > {PATIENCE} and peek(pool + {YIELD}) != 0:
+                        call(peek(pool + {YIELD}), 0, 0, 0)
                 atomic_store(pool + {BUSY}, 0)
 """
 
@@ -49,9 +60,8 @@ SHARE = f"""
 # they change only while the word is closed.
 WORKER = f"""{HEAD}
     pool = P[0]
-    atomic_add(pool + {AWAKE}, 1)
-    idle = 0
-    while idle < {SPINS}:
+    idle, most = 0, peek(pool + {LOOKS})
+    while idle < most:
         word = atomic_load(pool + {NEXT})
         n = atomic_load(pool + {COUNT})
         c = word & {CLOSED}
@@ -66,8 +76,7 @@ WORKER = f"""{HEAD}
             pause()
             idle += 1
         if atomic_load(pool + {STOP}) != 0:
-            idle = {SPINS}
-    atomic_add(pool + {AWAKE}, -1)
+            idle = most
 """
 
 
@@ -77,37 +86,82 @@ class Pool:
     def __init__(self, threads: int) -> None:
         from everyo.compile.code import NATIVE
 
-        self.threads = threads
         self._memory = np.zeros(WORDS // 8 + 8, np.int64)
         start = self._memory.ctypes.data
         self.address = start + -start % 64
-        words = memoryview(self._memory)
-        first = (self.address - start) // 8
-        self._awake = words[first + AWAKE // 8 : first + AWAKE // 8 + 1]
-        self._stop = words[first + STOP // 8 : first + STOP // 8 + 1]
+        self._words = memoryview(self._memory)[(self.address - start) // 8 :]
         self._argument = np.array([self.address], np.int64)
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._native = kind(NATIVE.address(WORKER))  # ctypes releases the GIL
-        self._gate = threading.Semaphore(0)
+        self._words[YIELD // 8] = _yield_address()
+        self._words[LOOKS // 8] = self._looks()
+        self._asleep: list[Any] = []  # the locks that sleeping workers wait for
+        self._workers: list[threading.Thread] = []
         for i in range(threads - 1):
-            threading.Thread(target=self._work, name=f"everyo-{i + 1}", daemon=True).start()
+            worker = threading.Thread(target=self._work, name=f"everyo-{i + 1}", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system gives no more threads: fewer do the same
+                break
+            self._workers.append(worker)
 
     def wake(self) -> None:
         """See that the workers are at their word."""
-        for _ in range(self.threads - 1 - self._awake[0]):
-            self._gate.release()
+        while self._asleep:
+            try:
+                self._asleep.pop().release()
+            except IndexError:  # another thread was faster
+                return
 
     def close(self) -> None:
         """Send the workers home."""
-        self._stop[0] = 1
-        for _ in range(self.threads - 1):
-            self._gate.release()
+        self._words[STOP // 8] = 1
+        self.wake()
+
+    def join(self, seconds: float) -> None:
+        """Close, and wait until the workers have gone."""
+        self.close()
+        for worker in self._workers:
+            worker.join(seconds)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every worker sleeps."""
+        return len(self._asleep) == len(self._workers)
+
+    def _looks(self) -> int:
+        """How many looks at the shared word take SPIN_NS: instructions for waiting loops take from
+        one to a hundred cycles. Nothing shares the word yet."""
+        few = 200
+        self._words[LOOKS // 8] = few
+        best = SPIN_NS
+        for _ in range(5):
+            start = time.perf_counter_ns()
+            self._native(self._argument.ctypes.data, 0, 1)
+            best = min(best, time.perf_counter_ns() - start)
+        return max(few, SPIN_NS * few // max(best, 1))
 
     def _work(self) -> None:
-        while not self._stop[0]:
-            self._gate.acquire()
-            if not self._stop[0]:
-                self._native(self._argument.ctypes.data, 0, 1)
+        gate = threading.Lock()
+        gate.acquire()
+        while not self._words[STOP // 8]:
+            self._native(self._argument.ctypes.data, 0, 1)
+            self._asleep.append(gate)  # before the last look at STOP: `close` sees one or the other
+            if not self._words[STOP // 8]:
+                gate.acquire()
+
+
+def _yield_address() -> int:
+    """The address of the system's function that lets other threads run, 0 if there is none. Kernels
+    call it with three integers that it ignores, as every 64-bit calling convention allows."""
+    try:
+        if sys.platform == "win32":
+            function = ctypes.WinDLL("kernel32").SwitchToThread
+        else:
+            function = ctypes.CDLL(None).sched_yield
+    except (AttributeError, OSError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 class _Threads:
@@ -116,8 +170,7 @@ class _Threads:
     def __init__(self) -> None:
         self.count = _default()
         self.pool: Pool | None = None
-        self.lock = threading.Lock()
-        self.locks: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of `lock`s to renew after a fork
+        self.lock = renewed(threading.Lock())
 
     def get(self) -> Pool | None:
         """The pool, or None if one thread is to do everything."""
@@ -125,28 +178,35 @@ class _Threads:
             return None
         if self.pool is None:
             with self.lock:
-                if self.pool is None:
+                if self.pool is None and self.count > 1:
                     self.pool = Pool(self.count)
         return self.pool
 
-    def set(self, count: int) -> None:
+    def set(self, count: int) -> Pool | None:
+        """Use so many threads from now on; the pool that was used before, closed."""
         with self.lock:
+            if count == self.count:
+                return None
             pool, self.pool, self.count = self.pool, None, count
         if pool is not None:
-            pool.close()
+            pool.close()  # a program that still runs with it finishes by itself
+        return pool
 
     def after_fork(self) -> None:
-        """In the child: no worker has come along, and no lock is held by anybody who still exists."""
-        self.lock = threading.Lock()
-        self.pool = None
-        for owner in self.locks:
-            owner.lock._at_fork_reinit()
+        """In the child: no worker has come along, and siblings share the processors."""
+        self.pool, self.count = None, 1
+
+    def at_exit(self) -> None:
+        """Before the interpreter goes: no worker may be left inside machine code."""
+        pool = self.set(1)
+        if pool is not None:
+            pool.join(1.0)
 
 
 def _default() -> int:
     """The processors this process may use, or fewer if NUMBA_NUM_THREADS or OMP_NUM_THREADS say so."""
     affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = min(MOST, len(affinity(0)) if affinity else os.cpu_count() or 1, _quota())
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         given = os.environ.get(name, "").split(",")[0].strip()
         if given.isdigit() and int(given) > 0:
@@ -154,7 +214,17 @@ def _default() -> int:
     return count
 
 
+def _quota() -> int:
+    """The processors that the container's share of time amounts to."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such file, or no limit
+        return MOST
+
+
 THREADS = _Threads()
+atexit.register(THREADS.at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=THREADS.after_fork)
 
@@ -162,7 +232,8 @@ if hasattr(os, "register_at_fork"):
 def set_num_threads(n: int) -> None:
     """Use `n` threads in compiled functions. The number never changes a result.
 
-    Starts at the processors of the process, or NUMBA_NUM_THREADS or OMP_NUM_THREADS if smaller.
+    Starts at the processors of the process (16 at most), or NUMBA_NUM_THREADS or OMP_NUM_THREADS if
+    smaller; in a forked child at 1.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of threads is a positive int, got {n!r}")

@@ -24,12 +24,13 @@ from everyo.compile.builder import Builder
 from everyo.compile.symbol import Step, Storage, Symbol
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
+from everyo.core.forks import renewed
 from everyo.core.namespace import is_array
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-LOCK = RLock()  # one trace at a time
+LOCK = renewed(RLock())  # one trace at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +224,8 @@ class Trace:
         self.frozen: dict[int, tuple[np.ndarray, bytes]] = {}
         self.own: set[int] = set()
         self.checks: list[ir.Check] = []
-        self.lines: dict[ir.Node, str] = {}
-        self.born: list[tuple[weakref.ref, str]] = []
+        self.lines: dict[ir.Node, tuple[str, int]] = {}
+        self.born: list[tuple[weakref.ref, tuple[str, int]]] = []
         self.arguments = {id(leaf): i for i, leaf in enumerate(leaves)}
         self.kept += leaves
 
@@ -515,15 +516,25 @@ class Trace:
 
     def line(self) -> str:
         """The user's file and line that is being traced."""
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-            frame = frame.f_back  # type: ignore[assignment]
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+        return _named(self.place())
+
+    def place(self) -> tuple[str, int]:
+        """`line`, not yet as text."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            own = _OWN.get(name)
+            if own is None:
+                own = _OWN[name] = name.startswith(PACKAGE)
+            if not own:
+                return name, frame.f_lineno
+            frame = frame.f_back
+        return "unknown", 0
 
     def note(self, node: ir.Node) -> None:
         """Remember where a node was made."""
         if node not in self.lines:
-            self.lines[node] = self.line()
+            self.lines[node] = self.place()
 
     def survivor(self) -> str | None:
         """Where a traced array was made that somebody still holds after the trace, or None."""
@@ -531,11 +542,11 @@ class Trace:
         self.kept.clear()
         for table in (self.rebound, self.grads, self.grad_none, self.items, self.loaded, self.attributes, self.flags):
             table.clear()
-        alive = [line for ref, line in self.born if ref() is not None]
+        alive = [place for ref, place in self.born if ref() is not None]
         if alive:
             gc.collect()  # a cycle of the user's own is no leak
-            alive = [line for ref, line in self.born if ref() is not None]
-        return alive[-1] if alive else None
+            alive = [place for ref, place in self.born if ref() is not None]
+        return _named(alive[-1]) if alive else None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -589,7 +600,8 @@ class Trace:
             (node, storage.node) for node, storage in zip(self.table.inputs, self._storages, strict=True)
             if storage.written and storage.node is not node
         )  # fmt: skip
-        graph = ir.Graph(self.name, tuple(self.table.inputs), tuple(nodes), writes, tuple(dict.fromkeys(self.checks)), self.lines)
+        lines = {n: _named(place) for n, place in self.lines.items()}
+        graph = ir.Graph(self.name, tuple(self.table.inputs), tuple(nodes), writes, tuple(dict.fromkeys(self.checks)), lines)
         return Traced(
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
@@ -636,6 +648,11 @@ class Trace:
 
 
 _MISSING = object()
+_OWN: dict[str, bool] = {}  # file name -> whether it belongs to the library
+
+
+def _named(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}" if place[1] else place[0]
 
 
 def put_back(owner: Any, name: str, previous: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core import autograd
+from everyo.core.forks import renewed
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError, EveryOShapeError
 
@@ -23,7 +24,7 @@ class Generator:
 
     def __init__(self, seed: int | None = None) -> None:
         self.state = Tensor._wrap(seeded(seed))
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def uniform(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Numbers in [0, 1) as an array of float32 or float64."""
