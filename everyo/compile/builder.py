@@ -16,6 +16,7 @@ import numpy as np
 from everyo.compile import ir
 from everyo.compile.ir import BOOL, F64, I64, Node
 from everyo.compile.symbol import Step, Storage, Symbol
+from everyo.core.device_array import DeviceArray
 from everyo.exceptions import EveryOTraceError
 
 _UFUNCS = {n: getattr(np, n) for n in (*ir.UNARY, *ir.BINARY) if hasattr(np, n) and n != "copy"}
@@ -51,7 +52,7 @@ class Builder:
         if type(x) in (int, float, bool):
             dtype = {int: I64, float: F64, bool: BOOL}[type(x)]
             return Symbol(self.trace, Storage(self.table.const(x, dtype)), (), True)
-        return self.trace.array(np.asarray(x))
+        return self.trace.array(x if type(x) is DeviceArray else np.asarray(x))
 
     def wrap(self, node: Node, weak: bool = False) -> Symbol:
         """A symbol over new memory that holds `node`."""
@@ -98,6 +99,11 @@ class Builder:
         return node if node.shape == shape else self.table.make("broadcast", node, shape=shape)
 
     def _pointwise(self, name: str, *args: Any) -> Symbol:
+        if all([type(a) is Symbol and not a.weak and a.storage.narrow is None for a in args]):
+            nodes = [a.node for a in args]
+            first = nodes[0]
+            if first.dtype.kind == "f" and all([n.dtype == first.dtype and n.shape == first.shape for n in nodes]):
+                return self.wrap(self.table.make(name, *nodes))
         symbols = [self.lift(a) for a in args]
         if name in _COMPARISONS:
             symbols = [self._wide(s) for s in symbols]

@@ -132,11 +132,11 @@ class Table:
 
     def make(self, op: str, *inputs: Node, **params: Any) -> Node:
         """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
-        shape, dtype = infer(op, inputs, params)
-        items = tuple(sorted(params.items()))
-        key = (op, inputs, tuple((k, type(v), repr(v)) for k, v in items))  # 1, True and 1.0 differ
+        items = tuple(sorted(params.items())) if params else ()
+        key = (op, inputs, tuple([(k, type(v), repr(v)) for k, v in items]))  # 1, True and 1.0 differ
         node = self.nodes.get(key)
         if node is None:
+            shape, dtype = infer(op, inputs, params)
             node = self.nodes[key] = Node(op, inputs, items, shape, dtype, len(self.nodes))
         return node
 
@@ -168,19 +168,29 @@ def kind(dtype: np.dtype) -> str:
     return dtype.kind
 
 
+def _pointwise(op: str, inputs: tuple[Node, ...], takes: str, gives: str) -> tuple[Shape, np.dtype]:
+    """`infer` of the ops in UNARY and BINARY: operands of one shape and dtype."""
+    n = 1 if op in UNARY else 2
+    if len(inputs) != n:
+        raise IRError(f"{op} takes {n} operands, got {len(inputs)}")
+    shape, dtype = inputs[0].shape, inputs[0].dtype
+    if n == 2 and (inputs[1].shape != shape or inputs[1].dtype != dtype):
+        raise IRError(f"{op} operands differ: {inputs}")
+    if dtype.kind not in takes:
+        raise IRError(f"{op} does not take {dtype}")
+    return shape, BOOL if gives == "bool" else dtype
+
+
 def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Shape, np.dtype]:
     """Shape and dtype of a node from its operands: the typing rules of the IR."""
+    rule = UNARY.get(op) or BINARY.get(op)
+    if rule is not None:
+        return _pointwise(op, inputs, *rule)
     p, shapes, dtypes = params, [i.shape for i in inputs], [i.dtype for i in inputs]
 
     def arity(n: int) -> None:
         require(len(inputs) == n, op, "takes", n, "operands, got", len(inputs))
 
-    if op in UNARY or op in BINARY:
-        arity(1 if op in UNARY else 2)
-        takes, gives = UNARY[op] if op in UNARY else BINARY[op]
-        require(len(set(shapes)) == 1 and len(set(dtypes)) == 1, op, "operands differ:", inputs)
-        require(dtypes[0].kind in takes, op, "does not take", dtypes[0])
-        return shapes[0], BOOL if gives == "bool" else dtypes[0]
     match op:
         case "input":
             require(p["strides"] is None or len(p["strides"]) == len(p["shape"]), "strides", p)

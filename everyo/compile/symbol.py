@@ -48,7 +48,7 @@ class Symbol:
         self.weak = weak  # behaves like a Python number in promotion
         self._node: Node | None = None
         self._version = -1
-        trace.born.append((weakref.ref(self), trace.line()))
+        trace.born.append((weakref.ref(self), trace.place()))
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
