@@ -31,6 +31,7 @@ from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_ena
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device import device as as_device
 from everyo.core.forks import renewed
+from everyo.core.device_array import DeviceArray
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOTraceError
@@ -59,6 +60,7 @@ class Options:
     fallback: str = "error"
     check: bool = True
     cache: bool = True
+    device: Any = None
 
 
 class CompiledFunction:
@@ -183,8 +185,11 @@ class CompiledFunction:
                 spec: Any = ("t", a.shape, a.dtype, _layout(a), leaf._requires_grad, leaf.grad_node is None)
             elif kind is float and i not in static:
                 spec = ("f",)
-            elif isinstance(leaf, np.ndarray | np.generic):
-                leaf = np.asarray(leaf)
+            elif isinstance(leaf, np.generic) and leaf.dtype.kind in "iub":  # as int and bool
+                specs.append((kind, repr(leaf)))
+                continue
+            elif isinstance(leaf, np.ndarray | np.generic | DeviceArray):
+                leaf = leaf if type(leaf) is DeviceArray else np.asarray(leaf)
                 check_dtype(leaf)
                 spec = ("a", leaf.shape, leaf.dtype, _layout(leaf))
             elif kind in _STATIC or kind is float:
@@ -245,13 +250,13 @@ class CompiledFunction:
         return entry, arrays
 
     def _compile(self, dynamic: list[Any], rebuild: Callable[..., Any]) -> Entry:
-        objects = [x for x in flatten(rebuild(dynamic))[0] if not isinstance(x, Tensor | np.ndarray)]
+        objects = [x for x in flatten(rebuild(dynamic))[0] if not isinstance(x, Tensor | np.ndarray | DeviceArray)]
         call = self._caller(rebuild)
         found = guarding.collect(self._function, objects)
         self._traces += 1
         traced = trace_call(self._name, call, dynamic)
         found.settle(traced.arrays)
-        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options.cache)
+        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options)
         return entry
 
     def _caller(self, rebuild: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
@@ -436,10 +441,9 @@ def compile(
     """
     if fallback not in ("error", "eager"):
         raise ValueError(f"fallback must be 'error' or 'eager', got {fallback!r}")
-    if device is not None:
-        as_device(device, strict=True)
+    place = None if device is None else as_device(device, strict=True)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    options = Options(names, fallback, check, cache)
+    options = Options(names, fallback, check, cache, place)
 
     def wrap(target: Any) -> Any:
         if isinstance(target, CompiledFunction):

@@ -110,6 +110,8 @@ class Builder:
         weak = all(s.weak for s in symbols)
         kinds = tuple(_kind(s, weak) for s in symbols)
         *dtypes, out = loop_dtypes(name, kinds)
+        if all(s.storage.narrow is None for s in symbols):  # integers that NumPy makes of bools
+            dtypes = [I64 if d.kind in "iu" and d not in ir.DTYPES else d for d in dtypes]
         nodes = [self.cast(s, d) for s, d in zip(symbols, dtypes, strict=True)]
         shape = np.broadcast_shapes(*(n.shape for n in nodes))
         nodes = [self.spread_to(n, shape) for n in nodes]
@@ -129,7 +131,7 @@ class Builder:
         """Predicates and rounding of whole numbers, which NumPy answers without computing."""
         if name in ("isnan", "isinf", "isfinite"):
             return self.full(shape, name == "isfinite", BOOL)
-        if name in ("floor", "ceil", "rint"):
+        if name in ("floor", "ceil", "rint") or (name == "abs" and node.dtype == BOOL):
             return self.wrap(node)
         raise EveryOTraceError(f"{name} of {node.dtype} is not supported inside a compiled function, at {self.trace.line()}")
 
@@ -143,7 +145,9 @@ class Builder:
     # ------------------------------------------------------------------ pointwise extras
 
     def square(self, x: Any) -> Symbol:
-        return self._pointwise("multiply", x, x)
+        s = self.lift(x)
+        s = self.astype(s, I64) if s.dtype == BOOL else s
+        return self._pointwise("multiply", s, s)
 
     def logical_not(self, x: Any) -> Symbol:
         return self.wrap(self.table.make("logical_not", self._truth(x)))
@@ -544,9 +548,11 @@ def _promoted(a: Symbol, b: Symbol) -> np.dtype:
 
 
 def _natural(node: Node) -> bool:
-    """Whether an exponent is a constant that is not negative."""
+    """Whether an exponent is a constant that is not negative, or was a bool."""
     while node.op in ("reshape", "broadcast"):
         node = node.inputs[0]
+    if node.op == "cast" and node.inputs[0].dtype == BOOL:
+        return True
     return node.op == "const" and operator.index(node.param("value")) >= 0
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from everyo.core.autograd import MODE, TRACES, Node, enable_grad, propagate
 from everyo.core.dtype import NAMES
-from everyo.core.namespace import NUMPY, TENSORS, is_array
+from everyo.core.device_array import DeviceArray, placed
+from everyo.core.namespace import DEVICES, NUMPY, TENSORS, is_array
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOError, EveryOIndexError, EveryOShapeError
 
@@ -211,12 +212,15 @@ def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         else:
             data.append(_coerce(a, len(data), op, args, trace))
     try:
-        y = op.forward(NUMPY if trace is None else trace.xp, *data, **params)
+        if DEVICES and trace is None and (xp := placed(op.name, args, data)) is not None:
+            y = xp.forward(op, data, params)
+        else:
+            y = op.forward(NUMPY if trace is None else trace.xp, *data, **params)
     except EveryOError:
         raise
     except (ValueError, IndexError, TypeError, OverflowError) as error:
         raise explain(op, error, data, params) from None
-    if type(y) is not np.ndarray and trace is None:
+    if type(y) is not np.ndarray and trace is None and type(y) is not DeviceArray:
         y = np.asarray(y)
     floating = y.dtype.kind == "f"
     if not floating and y.dtype not in NAMES:
@@ -326,9 +330,14 @@ def _coerce(value: Any, i: int, op: Op, args: tuple, trace: Any) -> Any:
         return None
     if isinstance(value, np.generic):
         return _supported(value)
-    if hasattr(value, "__array_ufunc__") and not is_array(value):
-        return value  # an array that records, e.g. the gradient of a tensor inside a trace
-    array = _supported(value) if is_array(value) else as_tensor(value)._data
+    if is_array(value):
+        array = _supported(value)
+    elif hasattr(value, "__array_ufunc__"):  # one that records, or lives elsewhere
+        if getattr(value, "weak", False):
+            return value
+        array = value
+    else:
+        array = as_tensor(value)._data
     if array.dtype.kind in "iub" and chr(97 + i) not in op.plain and (not i or "*" not in op.plain):
         floating = [a.dtype for a in args if isinstance(a, Tensor) and a._data.dtype.kind == "f"]
         if floating and len(args) > 1:
