@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "ops": {"exceptions", "core"},
     "nn": {"exceptions", "core", "ops"},
     "optim": {"exceptions", "core", "ops"},
-    "compile": {"exceptions", "core", "ops"},
+    "compile": {"exceptions", "core", "ops", "cuda"},
     "data": {"exceptions"},
     "datasets": {"exceptions", "data"},
     "config": {"exceptions"},

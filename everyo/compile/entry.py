@@ -15,10 +15,12 @@ import numpy as np
 
 from everyo.compile import ir, passes
 from everyo.compile.guards import Guards
+from everyo.compile.place import common_device, is_on, make_program
 from everyo.compile.symbol import Symbol
 from everyo.compile.trace import Effect, Leaf, Overlap, Source, Trace, Traced, geometry, owner_of
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate, topological_order
+from everyo.core.device_array import DeviceArray
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
@@ -142,15 +144,16 @@ def _with_parents(traced: Traced, parents: Sequence[Any]) -> Traced:
 class Entry:
     """One compiled version."""
 
-    def __init__(self, name: str, call: Call, traced: Traced, guards: Guards, objects: Any, leaves: Sequence[Any], cache: bool) -> None:
-        from everyo.compile.cpu import Program
-
+    def __init__(
+        self, name: str, call: Call, traced: Traced, guards: Guards, objects: Any, leaves: Sequence[Any], options: Any
+    ) -> None:
         self.name, self.call, self.guards = name, call, guards
         self.traced = traced = replace(traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves))
         self.objects = objects  # keeps the ids of static arguments valid
-        self.cache = cache
+        self.cache = options.cache
         self.graph = passes.run(traced.graph)
-        self.program = Program(self.graph, keep=cache)
+        self.device = common_device(name, traced.sources, leaves, options.device)
+        self.program = make_program(self.graph, self.device, self.cache)
         self.verified = False
         self.epoch = Epoch.now
         self.grad = MODE.grad
@@ -202,7 +205,7 @@ class Entry:
         arrays = []
         for source, node in self.inputs:
             a = source.fetch(leaves)
-            if type(a) is not np.ndarray:
+            if not is_on(a, self.device):
                 if type(a) not in (float, int, bool) and not isinstance(a, np.generic):
                     return None
                 a = np.asarray(a, node.dtype)
@@ -345,9 +348,7 @@ class Entry:
             out._requires_grad = True
 
     def _compiled_backward(self, i: int, leaves: Sequence[Any], held: list, gradient: np.ndarray) -> list[Any]:
-        from everyo.compile.cpu import Program
-
-        everything = [*leaves, np.asarray(gradient)]
+        everything = [*leaves, gradient if type(gradient) is DeviceArray else np.asarray(gradient)]
         if i not in self.backward:
             broken = self.guards.broken()
             if broken is not None:
@@ -355,15 +356,15 @@ class Entry:
                     f"{self.name}: backward() after the function's Python state changed ({broken}); call backward() first"
                 )
             traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
-            self.backward[i] = (traced, Program(passes.run(traced.graph), keep=self.cache))
+            self.backward[i] = (traced, make_program(passes.run(traced.graph), self.device, self.cache))
         traced, program = self.backward[i]
         known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}
         arrays = []
         for source, node in zip(traced.sources, traced.graph.inputs, strict=True):
             a = known.get(_exactly(source))
             a = source.fetch(everything) if a is None else a
-            a = np.asarray(a, node.dtype)
-            arrays.append(a if _laid_out(a, node) else _as_laid_out(a, node))
+            a = a if type(a) is DeviceArray else np.asarray(a, node.dtype)
+            arrays.append(a if _laid_out(a, node) else _as_laid_out(np.asarray(a), node))
         outputs = program(arrays)
         return [None if leaf.place is None else leaf.place.resolve(arrays, outputs) for leaf in traced.leaves]
 

@@ -26,6 +26,7 @@ from everyo.core.autograd import MODE, TRACES
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
 from everyo.core.forks import renewed
 from everyo.core.namespace import is_array
+from everyo.core.device_array import DeviceArray
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
@@ -131,7 +132,8 @@ class Place:
 
     def resolve(self, arrays: Sequence[Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """The array itself."""
-        return self.viewed(np.asarray(arrays[self.index] if self.kind == "input" else outputs[self.index]))
+        array = arrays[self.index] if self.kind == "input" else outputs[self.index]
+        return self.viewed(array if type(array) is DeviceArray else np.asarray(array))
 
     def viewed(self, array: np.ndarray) -> np.ndarray:
         """The view of its input or output."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from everyo.core.namespace import NUMPY, TENSORS, is_array
+from everyo.core.namespace import DEVICES, NUMPY, TENSORS, is_array
 from everyo.exceptions import EveryOGradientError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -226,12 +226,13 @@ def _seed_value(gradient: Any, xp: Any) -> Any:
     if hasattr(gradient, "grad_node"):
         trace = current_trace()
         return gradient._data if trace is None else trace.read(gradient)
-    return gradient if hasattr(gradient, "__array_ufunc__") else np.asarray(gradient)
+    value = gradient if hasattr(gradient, "__array_ufunc__") else np.asarray(gradient)
+    return xp.asarray(value) if DEVICES else value
 
 
 def backward(root: Any, gradient: Any = None, *, create_graph: bool = False) -> None:
     """Accumulate gradients of `root` in the `.grad` of every leaf and retained tensor below it."""
-    xp = TENSORS if create_graph else namespace()
+    xp = TENSORS if create_graph else namespace(root._data)
     before, MODE.grad = MODE.grad, create_graph
     try:
         with np.errstate(all="ignore"):
@@ -243,10 +244,13 @@ def backward(root: Any, gradient: Any = None, *, create_graph: bool = False) -> 
         tensor._store_grad(total)
 
 
-def namespace() -> Any:
-    """The array namespace of this thread: NumPy's, or the recorder of the active trace."""
+def namespace(data: Any = None) -> Any:
+    """The array namespace of this thread: the recorder of the active trace, that of the device
+    where `data` is, or NumPy's."""
     trace = current_trace()
-    return NUMPY if trace is None else trace.xp
+    if trace is not None:
+        return trace.xp
+    return getattr(data, "xp", NUMPY) if DEVICES else NUMPY
 
 
 class set_grad_enabled:

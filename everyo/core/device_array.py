@@ -12,21 +12,30 @@ from typing import Any
 import numpy as np
 
 from everyo import cuda
-from everyo.core.device import Device
+from everyo.core.device import CPU, Device
+from everyo.core.namespace import DEVICES
+from everyo.exceptions import EveryODeviceError
 
 Shape = tuple[int, ...]
+REDUCTIONS = {
+    "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_or": "any",
+    "logical_and": "all",
+}  # fmt: skip
 
 
 class DeviceArray:
     """An array on a device. `strides` and `offset` are in bytes; `buffer` owns the memory."""
 
-    __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "strides")
-    __array_ufunc__ = None  # NumPy refuses, instead of looping over elements
+    __slots__ = ("__weakref__", "base", "buffer", "dtype", "offset", "shape", "strides")
     __array_priority__ = 900
 
     def __init__(
-        self, buffer: Any, shape: Shape, dtype: Any, strides: Shape | None = None, offset: int = 0
-    ) -> None:
+        self, buffer: Any, shape: Shape, dtype: Any, strides: Shape | None = None, offset: int = 0,
+        base: "DeviceArray | None" = None,
+    ) -> None:  # fmt: skip
+        if not DEVICES:
+            DEVICES.append(DeviceArray)
+        self.base = base  # the array that this one is a view of
         self.buffer, self.shape, self.dtype = buffer, tuple(shape), np.dtype(dtype)
         self.strides = contiguous(shape, self.dtype.itemsize) if strides is None else tuple(strides)
         self.offset = offset
@@ -70,11 +79,6 @@ class DeviceArray:
     def flags(self) -> SimpleNamespace:
         """What NumPy's arrays have: whether in C order, and that they can be written."""
         return SimpleNamespace(c_contiguous=self.is_contiguous, writeable=True, owndata=False)
-
-    @property
-    def base(self) -> None:
-        """Device arrays own a share of their bytes; none is the base of another."""
-        return None
 
     @property
     def T(self) -> "DeviceArray":
@@ -136,8 +140,9 @@ class DeviceArray:
     # -- views: the same bytes
 
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> "DeviceArray":
+        base = self if self.base is None else self.base
         return DeviceArray(
-            self.buffer, tuple(shape), self.dtype, tuple(strides), self.offset + offset
+            self.buffer, tuple(shape), self.dtype, tuple(strides), self.offset + offset, base
         )
 
     def reshape(self, *shape: Any) -> "DeviceArray":
@@ -148,7 +153,7 @@ class DeviceArray:
         if math.prod(new) != self.size:
             raise ValueError(f"cannot reshape array of size {self.size} into shape {new}")
         source = self if self.is_contiguous else self.copy()
-        return DeviceArray(source.buffer, new, self.dtype, None, source.offset)
+        return source.view(new, contiguous(new, self.itemsize))
 
     def transpose(self, axes: Sequence[int]) -> "DeviceArray":
         return self.view([self.shape[a] for a in axes], [self.strides[a] for a in axes])
@@ -163,9 +168,8 @@ class DeviceArray:
     def window(self, key: Any) -> "DeviceArray | None":
         """The part that a key of slices and ints selects, as a view; None for other keys."""
         parts = list(key) if isinstance(key, tuple) else [key]
-        if any(not isinstance(k, slice | int | np.integer | type(None) | type(Ellipsis)) for k in parts):
-            return None
-        if any(isinstance(k, bool) for k in parts):
+        plain = slice | int | np.integer | type(None) | type(Ellipsis)
+        if any(not isinstance(k, plain) or isinstance(k, bool) for k in parts):
             return None
         # NumPy does the arithmetic, on an array of these strides that has no memory.
         shadow = np.lib.stride_tricks.as_strided(np.empty(0, self.dtype), self.shape, self.strides)
@@ -203,6 +207,35 @@ class DeviceArray:
     def __reduce__(self) -> Any:
         return _restored, (self.numpy(), str(self.device))
 
+    # -- NumPy
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy's functions of elements, and their reductions, computed on the device."""
+        if method == "reduce" and ufunc.__name__ in REDUCTIONS:
+            x, axis, _, _, keepdims = (*inputs, None, None, None, False)[:5]
+            keepdims = kwargs.get("keepdims", keepdims)
+            reduce = getattr(self.xp, REDUCTIONS[ufunc.__name__])
+            return reduce(x, axis=kwargs.get("axis", axis), keepdims=keepdims)
+        name = {"absolute": "abs"}.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or kwargs or not hasattr(self.xp, name):
+            return NotImplemented
+        return getattr(self.xp, name)(*inputs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's other functions: a few of them the device computes too."""
+        if func in (np.may_share_memory, np.shares_memory):
+            return _share_memory(*args[:2])
+        if func is np.broadcast_to:
+            return args[0].broadcast_to(args[1])
+        if func in (np.shape, np.ndim, np.size):
+            return getattr(self, func.__name__)
+        if func in (np.where, np.cumsum, np.argmax, np.argmin, np.argsort, np.flip):
+            return getattr(self.xp, func.__name__)(*args, **kwargs)
+        raise TypeError(
+            f"numpy.{func.__name__} does not compute on {self.device}; use the functions of "
+            "everyo, or numpy() for a copy on the host"
+        )
+
     # -- other libraries
 
     @property
@@ -236,3 +269,53 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Shape:
         out.append(step)
         step *= max(n, 1)
     return tuple(reversed(out))
+
+
+def _share_memory(a: Any, b: Any) -> bool:
+    """Whether two arrays may have bytes in common; one on the host has none with a device."""
+    if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray) and a.buffer is b.buffer):
+        return False
+    (a_low, a_high), (b_low, b_high) = _span(a), _span(b)
+    return a_low < b_high and b_low < a_high
+
+
+def _span(a: DeviceArray) -> tuple[int, int]:
+    """First and last byte of an array within its buffer."""
+    ends = [(n - 1) * s for n, s in zip(a.shape, a.strides, strict=True)]
+    low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
+    return (a.offset + low, a.offset + high + a.itemsize) if a.size else (0, 0)
+
+
+def place_of(data: Any) -> Device:
+    """Where an array is."""
+    return data.device if type(data) is DeviceArray else CPU
+
+
+def is_on_device(data: Any) -> bool:
+    """Whether this is an array on a device."""
+    return type(data) is DeviceArray
+
+
+def placed(name: str, args: Sequence[Any], data: Sequence[Any]) -> Any:
+    """The namespace that computes on these operands, None for NumPy's. `args` are the operands as
+    given: a tensor on another device is an error, unless it has a single element."""
+    places = {place_of(a) for a in data if type(a) is DeviceArray}
+    if not places:
+        return None
+    for a, d in zip(args, data, strict=True):
+        if hasattr(a, "grad_node") and type(d) is np.ndarray and d.ndim:
+            places.add(CPU)
+    if len(places) > 1:
+        first, second = sorted(map(str, places))[:2]
+        raise EveryODeviceError(
+            f"{name}: one operand is on {first}, another on {second}; move one with .to(...)"
+        )
+    return next(d for d in data if type(d) is DeviceArray).xp
+
+
+def moved(data: Any, place: Device) -> Any:
+    """An array on another device: a copy, or itself where it is there already."""
+    if place == place_of(data):
+        return data
+    host = data.numpy() if type(data) is DeviceArray else np.asarray(data)
+    return DeviceArray.upload(host, place) if place.is_cuda else host

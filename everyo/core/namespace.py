@@ -19,6 +19,7 @@ HALF = np.dtype(np.float16)
 SMALL = 4096  # elements; below, filling an array is cheaper than a view with strides of 0
 FLAT = 1 << 18  # flat indices that are made at once
 
+DEVICES: list[Any] = []  # empty until the first array on a device exists, see core.device_array
 TENSORS = SimpleNamespace()  # name -> differentiable op on tensors; see everyo.core.op
 
 

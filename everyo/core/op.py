@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import MODE, TRACES, Node, enable_grad, propagate
-from everyo.core.dtype import NAMES
 from everyo.core.device_array import DeviceArray, placed
+from everyo.core.dtype import NAMES
 from everyo.core.namespace import DEVICES, NUMPY, TENSORS, is_array
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOError, EveryOIndexError, EveryOShapeError

@@ -16,6 +16,7 @@ import numpy as np
 from everyo.core import autograd
 from everyo.core.autograd import MODE, TRACES, Clock, current_trace
 from everyo.core.device import CPU, Device, device
+from everyo.core.device_array import DeviceArray, moved, place_of
 from everyo.core.dtype import NAMES, DTypeLike, as_array, as_dtype
 from everyo.core.interop import array_function
 from everyo.core.namespace import NUMPY, TENSORS
@@ -70,12 +71,13 @@ class Tensor:
         requires_grad: bool = False,
         name: str | None = None,
     ) -> None:
-        _place(device)
+        place = _place(device)
         trace = current_trace()
         if trace is not None:
             self._data = trace.new(data, dtype)
         else:
-            self._data = as_array(data._data if isinstance(data, Tensor) else data, dtype)
+            array = as_array(data._data if isinstance(data, Tensor) else data, dtype)
+            self._data = moved(array, place)
         self._grad = self.grad_node = None
         self._requires_grad = False
         self._cell = [0]
@@ -128,7 +130,7 @@ class Tensor:
     @property
     def device(self) -> Device:
         """Where the data lives."""
-        return CPU
+        return place_of(self._data)
 
     @property
     def is_leaf(self) -> bool:
@@ -184,7 +186,8 @@ class Tensor:
         if trace is not None:
             trace.rebind(self, value)
         else:
-            self._data = np.array(value, self._data.dtype)
+            place = place_of(self._data)
+            self._data = moved(np.array(value, self._data.dtype), place)
             self._cell = [0]
         Epoch.now += 1
 
@@ -200,8 +203,10 @@ class Tensor:
             trace = current_trace()
             if trace is not None:
                 value = trace.xp.astype(trace.array(value), self._data.dtype)
+            elif type(value) is DeviceArray:
+                value = moved(value.astype(self._data.dtype, copy=False), place_of(self._data))
             else:
-                value = np.asarray(value, self._data.dtype)
+                value = moved(np.asarray(value, self._data.dtype), place_of(self._data))
         if value is not None and value.shape != self.shape:
             raise EveryOGradientError(
                 f"a gradient of shape {value.shape} for a tensor of shape {self.shape}"
@@ -278,6 +283,8 @@ class Tensor:
         trace = current_trace()
         if trace is not None:
             return trace.concrete(self, what)
+        if type(self._data) is DeviceArray:
+            return self._data.numpy()
         if type(self._data) is not np.ndarray:
             return self._data.leaked(what)
         return self._data
@@ -293,8 +300,32 @@ class Tensor:
 
     def to(self, device: Any = None, *, dtype: DTypeLike | None = None) -> "Tensor":
         """The tensor on a device and in a dtype; itself if nothing changes."""
-        _place(device)
-        return self if dtype is None or as_dtype(dtype) == self._data.dtype else self.astype(dtype)
+        out = self if dtype is None or as_dtype(dtype) == self._data.dtype else self.astype(dtype)
+        place = out.device if device is None else _place(device)
+        if current_trace() is not None or place == out.device:
+            return out
+        other = Tensor._wrap(moved(out._data, place))
+        if out._requires_grad and MODE.grad:
+            home = out.device
+
+            def backward_fn(gradient: Any, xp: Any, through: Any = None) -> list[Any]:
+                return [gradient.to(home) if through else moved(gradient, home)]
+
+            other.grad_node = autograd.Node("to", [out], backward_fn, {"device": str(place)})
+            other._requires_grad = True
+        return other
+
+    def _move(self, place: Device) -> None:
+        """Change the device of this very tensor and of its gradient."""
+        if place == self.device:
+            return
+        self._data = moved(self._data, place)
+        if isinstance(self._grad, Tensor):
+            self._grad = self._grad.detach().to(place)
+        elif self._grad is not None:
+            self._grad = moved(self._grad, place)
+        self._cell = [0]
+        Epoch.now += 1
 
     def cpu(self) -> "Tensor":
         """The tensor on the CPU."""
@@ -408,10 +439,21 @@ class Tensor:
             raise EveryOGradientError(
                 "DLPack export of a tensor that requires gradients; use detach()"
             )
+        if type(self._data) is DeviceArray and current_trace() is None:
+            return self._data.__dlpack__(**kwargs)
         return self._concrete("DLPack export").__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        if type(self._data) is DeviceArray and current_trace() is None:
+            return self._data.__dlpack_device__()
         return self._concrete("DLPack export").__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The data for CuPy, Numba and PyTorch, which share it; only on a CUDA device."""
+        if type(self._data) is not DeviceArray or self._requires_grad:
+            raise AttributeError("only a detached tensor on a CUDA device has this interface")
+        return self._data.__cuda_array_interface__
 
     def __getstate__(self) -> dict[str, Any]:
         if self.grad_node is not None:
@@ -427,22 +469,22 @@ class Tensor:
             setattr(self, key, value)
 
     def __repr__(self) -> str:
-        if type(self._data) is not np.ndarray:
+        place = f", device={self.device}" if self.device.is_cuda else ""
+        if type(self._data) is not np.ndarray and not place:
             body = "traced"
         elif self.size > SHOWN:
             return f"<Tensor shape={self.shape} dtype={self.dtype} with {self.size} elements>"
         else:
-            body = np.array2string(self._data, separator=", ", prefix="Tensor(")
+            body = np.array2string(np.asarray(self._data), separator=", ", prefix="Tensor(")
         grad = ", requires_grad=True" if self._requires_grad else ""
-        return f"Tensor({body}, shape={self.shape}, dtype={self.dtype}{grad})"
+        return f"Tensor({body}, shape={self.shape}, dtype={self.dtype}{place}{grad})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def _place(spec: Any) -> None:
-    if spec is not None and spec != "cpu":
-        device(spec)
+def _place(spec: Any) -> Device:
+    return CPU if spec is None or spec == "cpu" else device(spec)
 
 
 def tensor(
@@ -463,9 +505,12 @@ def tensor(
 
 def as_tensor(data: Any, *, device: Any = None, dtype: DTypeLike | None = None) -> Tensor:
     """`data` as a tensor: a tensor itself, a floating or bool array shared, the rest copied."""
-    _place(device)
+    if device is not None:
+        return as_tensor(data, dtype=dtype).to(device)
     if isinstance(data, Tensor):
         return data if dtype is None else data.astype(dtype)
+    if type(data) is DeviceArray:
+        return Tensor._wrap(data if dtype is None else data.astype(as_dtype(dtype), copy=False))
     trace = current_trace()
     if trace is not None:
         return Tensor._wrap(trace.new(data, dtype, share=True))

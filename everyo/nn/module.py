@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from everyo.core.device import device as find_device
+from everyo.core.device_array import moved, place_of
 from everyo.core.dtype import DTypeLike
 from everyo.core.namespace import is_array
 from everyo.core.random import Generator
@@ -187,8 +188,14 @@ class Module(Tracked):
         return self.train(False)
 
     def to(self: M, device: Any) -> M:
-        """The module on a device (without CUDA, the CPU). Returns the module."""
-        find_device(device)
+        """Move parameters, gradients and buffers to a device (without CUDA, the CPU). Returns the
+        module."""
+        place = find_device(device)
+        for parameter in self.parameters():
+            parameter._move(place)
+        for _, (buffers, key) in _every(self, "", _own_buffers):
+            if buffers[key] is not None and place_of(buffers[key]) != place:
+                store(buffers, key, moved(buffers[key], place))
         return self
 
     # ------------------------------------------------------------------ state

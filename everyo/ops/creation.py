@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import current_trace
+from everyo.core.device_array import moved
 from everyo.core.dtype import FLOAT32, as_dtype
 from everyo.core.random import DEFAULT, host_generator
 from everyo.core.tensor import Tensor, _place, as_tensor
@@ -22,11 +23,14 @@ def _shape(given: Any) -> tuple[int, ...]:
 
 
 def _make(array: Any, device: Any, requires_grad: bool = False) -> Tensor:
-    _place(device)
+    place = _place(device)
     trace = current_trace()
-    out = Tensor._wrap(
-        array if trace is None or type(array) is not np.ndarray else trace.new(array, array.dtype)
-    )
+    if trace is None:
+        out = Tensor._wrap(moved(array, place))
+    else:
+        out = Tensor._wrap(
+            trace.new(array, array.dtype) if type(array) is np.ndarray else array
+        )
     if requires_grad:
         out.requires_grad = True
     return out
@@ -57,13 +61,13 @@ def full(
 def zeros_like(ref: Any, *, requires_grad: bool = False) -> Tensor:
     """Zeros of the shape and dtype of a tensor."""
     ref = as_tensor(ref)
-    return zeros(ref.shape, dtype=ref.dtype, requires_grad=requires_grad)
+    return zeros(ref.shape, dtype=ref.dtype, device=ref.device, requires_grad=requires_grad)
 
 
 def ones_like(ref: Any, *, requires_grad: bool = False) -> Tensor:
     """Ones of the shape and dtype of a tensor."""
     ref = as_tensor(ref)
-    return ones(ref.shape, dtype=ref.dtype, requires_grad=requires_grad)
+    return ones(ref.shape, dtype=ref.dtype, device=ref.device, requires_grad=requires_grad)
 
 
 def arange(

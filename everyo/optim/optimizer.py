@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from everyo.core.autograd import current_trace, namespace
-from everyo.core.namespace import NUMPY
+from everyo.core.device_array import is_on_device
+from everyo.core.namespace import DEVICES, NUMPY
 from everyo.core.state import Tracked, check_names, fitting
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError, EveryOSerializationError
@@ -176,7 +177,8 @@ class Optimizer(Tracked):
                 work.append((parameter, gradient, [slot[i] for slot in slots]))
         if not work:
             return
-        xp = namespace()
+        self._follow()
+        xp = namespace(work[0][0]._data)
         steps = xp.add(self._steps.data, 1)
         targets, values = [self._steps], [steps]
         with np.errstate(all="ignore"):
@@ -190,6 +192,14 @@ class Optimizer(Tracked):
             values = [xp.where(condition, v, t.data) for t, v in zip(targets, values, strict=True)]
         for target, value in zip(targets, values, strict=True):
             target._write(value)
+
+    def _follow(self) -> None:
+        """Keep the state of a parameter on the parameter's device, wherever that moves."""
+        if DEVICES:
+            for slot in self._slots():
+                for place, parameter in zip(self._state[slot], self.parameters, strict=True):
+                    if is_on_device(parameter._data) or is_on_device(place._data):
+                        place._move(parameter.device)
 
     def _slots(self) -> tuple[str, ...]:
         """The names of the state kept per parameter, in the present structure."""

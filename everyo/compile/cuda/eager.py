@@ -16,9 +16,9 @@ from everyo.compile import ir, passes
 from everyo.compile.trace import Source, Trace
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.device import Device
-from everyo.core.device_array import DeviceArray
+from everyo.core.device_array import DeviceArray, moved
 from everyo.core.namespace import NUMPY
-from everyo.exceptions import EveryODTypeError
+from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
 PROGRAMS = 4096  # kept, the least recently used go first
 VALUES = 4  # numbers per place that are baked in; one that changes more often becomes an input
@@ -44,6 +44,16 @@ class DeviceNamespace:
         function.__name__ = name
         setattr(self, name, function)
         return function
+
+    def forward(self, op: Any, data: Sequence[Any], params: dict[str, Any]) -> Any:
+        """The forward of an op record as one program; a view, or what asks for values on the way,
+        function by function."""
+        if not op.view:
+            try:
+                return self.run(op.name, op.forward, data, params)
+            except EveryOTraceError:
+                pass
+        return op.forward(self, *data, **params)
 
     def run(
         self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -114,7 +124,7 @@ class DeviceNamespace:
     # -- views: nothing is computed
 
     def asarray(self, x: Any) -> Any:
-        return x
+        return moved(x, self.device) if isinstance(x, np.ndarray) else x
 
     def reshape(self, x: Any, shape: Any) -> Any:
         return x.reshape(shape)

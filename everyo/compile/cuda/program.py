@@ -34,10 +34,12 @@ class Program:
     NumPy arrays are copied to the device at each call, and back if they are written.
     """
 
+    data_at = -1  # the addresses of these arrays cannot be read from the objects
+
     def __init__(self, graph: Graph, runtime: Runtime) -> None:
         self.graph, self.runtime = graph, runtime
         self.device = Device("cuda", runtime.index)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._plans: dict[bool, _Loaded] = {}
         self._block: Buffer | None = None
         plan = self._loaded(True).plan
@@ -49,7 +51,7 @@ class Program:
 
     def __call__(self, arrays: Arrays) -> list[DeviceArray]:
         outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
-        with self._lock:
+        with self.lock:
             given, back = self._on_device(arrays)
             if self._overlap(given):
                 return self._on_copies(given, back, outputs)
@@ -67,7 +69,7 @@ class Program:
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
         """Median seconds of each step, between marks in the stream. Written arrays are copies."""
         outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
-        with self._lock:
+        with self.lock:
             given, _ = self._on_device(arrays)
             given = [a.copy() if i in self.written else a for i, a in enumerate(given)]
             loaded, addresses = self._bound(given, outputs)
