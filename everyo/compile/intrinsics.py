@@ -159,9 +159,11 @@ class Word:
 
 
 def where(condition: Word, a: Operand, b: Operand) -> Word:
-    """An LLVM select of two values, both computed. At least one of them is a Word."""
-    a, b = (a, a.like(b)) if isinstance(a, Word) else (b.like(a), b)
-    return Word(condition.builder, condition.builder.select(condition.value, a.value, b.value))
+    """An LLVM select of two values, both computed; at least one of them is a Word."""
+    word = a if isinstance(a, Word) else b
+    assert isinstance(word, Word), f"select of the numbers {a} and {b}"
+    a, b = word.like(a), word.like(b)
+    return Word(word.builder, word.builder.select(condition.value, a.value, b.value))
 
 
 def intrinsic_call(name: str, *args: Word, flags: Sequence[str] = ()) -> Word:

@@ -22,7 +22,7 @@ from everyo.compile.intrinsics import (
     loop,
     where,
 )
-from everyo.compile.math_exp import INF, NAN, head
+from everyo.compile.math_exp import FORMATS, INF, NAN, head
 
 
 def magnitude(x: Word) -> Word:
@@ -45,23 +45,26 @@ def rint(x: Word) -> Word:
 
 
 def fmod(x: Word, y: Word) -> Word:
-    """x - trunc(x/y)*y, exactly, for float64: long division, 26 bits of the quotient a time."""
-    b = abs(y)
-    valid = (abs(x) < INF) & (b > 0.0)  # neither NaN
-    b = where(valid, b, 1.0)
-    high = head(b)
-    low = b - high
+    """x - trunc(x/y)*y, exactly, for float64: long division, 26 bits of the quotient at a time."""
+    a, b = abs(x), abs(y)
+    valid = (a < INF) & (b > 0.0)  # neither is NaN then
+    a, b = where(valid, a, 0.0), where(valid, b, 1.0)
+    # Where the quotient overflows, first by b*2**1400 and b*2**700: the remainder stays the same.
+    shift = 2.0**700
+    far = where(b < 2.0**-400, b * shift, b) * shift
 
-    def step(r: Word) -> tuple[Word]:
-        q = r / b
-        small = q < 2.0**26
-        # A long quotient is rounded down for certain, a short one may have been rounded up by 1.
-        long = head(where(q > 1e300, 1e300, q) * (1 - 2.0**-52))
-        q = where(small, floor(q), long)
-        r = (r - q * high) - q * low  # both products and both differences are exact
-        return (where(r < 0.0, r + b, r),)
+    def step(r: Word, d: Word) -> tuple[Word, Word]:
+        high = head(d)
+        q = r / d
+        short = q < 2.0**26
+        unit = where(short, 1.0, (q.bits() & FORMATS[64].exponent).float() * 2.0**-25)
+        q = where(short, floor(q), head(q))
+        r = (r - q * high) - q * (d - high)  # both products and both differences are exact
+        r = where(r < 0.0, r + unit * d, r)  # where the division had rounded q up
+        nearer = d * (1 / shift)
+        return r, where(r < d, where(nearer > b, nearer, b), d)
 
-    (r,) = loop(lambda r: r >= b, step, where(valid, abs(x), 0.0))
+    r, _ = loop(lambda r, d: r >= b, step, a, where(a / b < 2.0**1000, b, far))
     return where(valid, copysign(r, x), NAN)
 
 
@@ -114,16 +117,17 @@ def power(x: Word, y: Word) -> Word:
     return loop(lambda result, base, rest: rest != 0, step, x.like(1), x, y)[0]
 
 
-FLOAT_FUNCTIONS: dict[str, Callable[..., Word]] = {
+ROUNDING: tuple[Callable[..., Word], ...] = (floor, ceil, rint)
+FLOAT_FUNCTIONS = {
     f.__name__: f
-    for f in (floor, ceil, rint, *math_exp.FUNCTIONS, *math_power.FUNCTIONS, *math_trig.FUNCTIONS)
+    for f in (*ROUNDING, *math_exp.FUNCTIONS, *math_power.FUNCTIONS, *math_trig.FUNCTIONS)
 }
 NUMBER_FUNCTIONS: dict[str, Callable[..., Word]] = {
     "abs": magnitude, "sign": sign, "power": power, "floor_divide": floor_divide,
     "remainder": remainder,
 }  # fmt: skip
 BINARY = {"power", "arctan2", "floor_divide", "remainder"}
-FLOATS = {"f32": types.float32, "f64": types.float64}
+FLOATS: dict[str, Any] = {"f32": types.float32, "f64": types.float64}
 NUMBERS = FLOATS | {"i32": types.int32, "i64": types.int64}
 
 

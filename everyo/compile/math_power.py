@@ -3,6 +3,8 @@
 The coefficients are our own minimax fits, lowest order first.
 """
 
+from collections.abc import Callable
+
 from everyo.compile.intrinsics import (
     DOUBLE,
     FLOAT,
@@ -138,4 +140,4 @@ def power_f64(a: Word, y: Word) -> Word:
     return scale(polynomial(w, EXP2[64]), t.bits())
 
 
-FUNCTIONS = (sqrt, cbrt)
+FUNCTIONS: tuple[Callable[..., Word], ...] = (sqrt, cbrt)

@@ -104,14 +104,14 @@ def fraction_f64(m: Word, e: Word) -> tuple[Word, Word]:
         window = [where(far, window[i + step], window[i]) for i in range(len(window) - step)]
     a, b, c = (funnel(window[i], window[i + 1], e) for i in range(3))
     mask = 2**32 - 1
-    m0, m1, b0, b1, c1 = m & mask, m >> 32, b & mask, b >> 32, c >> 32
-    # m*b to 128 bits, in 32-bit digits; of m*c the upper 64 bits, and of m*a the lower.
+    m0, m1, b0, b1, c0, c1 = m & mask, m >> 32, b & mask, b >> 32, c & mask, c >> 32
+    # m*b to 128 bits, in 32-bit digits; of m*c the upper 64, or 1 less, and of m*a the lower.
     low = m0 * b0
     middle = m0 * b1 + (low >> 32)
     cross = m1 * b0 + (middle & mask)
     high = m1 * b1 + (middle >> 32) + (cross >> 32) + m * a
     low = (cross << 32) | (low & mask)
-    last = m1 * c1 + (m0 * c1 >> 32)
+    last = m1 * c1 + (m0 * c1 >> 32) + (m1 * c0 >> 32)
     total = low + last
     carry = total.below(low).cast(I64)
     return high + carry, total
@@ -141,33 +141,34 @@ def radians(turns: Word, rest: Word | None) -> tuple[Word, Word | None]:
     if rest is None:
         return (turns << 2).cast(DOUBLE) * (pi / 2 / 2**64), None
     turns = ((turns + (1 << 61)) & ((1 << 62) - 1)) - (1 << 61)
-    # 26 bits of it, times 26 bits of pi, are exact; the other 102 follow in two floats.
+    # In floats it is a + b1 + b2. a has 26 bits, to nearest, so that b has all digits where a is 0;
+    # a and b1 times a head of pi are exact.
     first = (turns + (1 << 35)) & -(1 << 36)
-    second = ((turns - first) << 16) | (rest >> 48)
-    third = rest & ((1 << 48) - 1)
-    a = first.cast(DOUBLE)
-    b = mad(third.cast(DOUBLE), 2.0**-48, second.cast(DOUBLE))
-    exact = a * (3.1415926814079285 / 2**63)
-    tail = mad(b, pi / 2**79, a * (-2.7818135228334233e-08 / 2**63))
-    r = exact + tail
-    return r, (exact - r) + tail
+    second = (((turns - first) << 16) | (rest >> 48)).cast(DOUBLE) * 2.0**-16
+    third = (rest & ((1 << 48) - 1)).cast(DOUBLE)
+    a, b1 = first.cast(DOUBLE), head(mad(third, 2.0**-64, second))
+    b2 = mad(third, 2.0**-64, second - b1)
+    pi1, pi2, unit = 3.1415926814079285, -2.7818135228334233e-08, 2.0**-63
+    large, small = a * (pi1 * unit), b1 * (pi1 * unit)
+    both = large + small
+    tail = mad(a + b1, pi2 * unit, b2 * (pi * unit)) + ((large - both) + small)
+    r = both + tail
+    return r, (both - r) + tail
 
 
-def sine_cosine(
-    r: Word, lost: Word | None, width: int
-) -> tuple[tuple[Word, Word | None], tuple[Word, Word | None]]:
-    """sin and cos of r + lost for |r| <= 1, as a result of that width needs them; and with `lost`,
-    what they lack."""
+def sine_cosine(r: Word, lost: Word | None, width: int) -> tuple[Word, Word, Word, Word]:
+    """sin and cos of r + lost for |r| <= 1, as a result of that width needs them, and what those
+    two lack: nothing without `lost`."""
     z = r * r
     cube, p, q = r * z, polynomial(z, SIN[width]), COS[width]
     if lost is None:
-        return (mad(cube, p, r), None), (polynomial(z, (1.0, -0.5, *q)), None)
+        return mad(cube, p, r), polynomial(z, (1.0, -0.5, *q)), r.like(0.0), r.like(0.0)
     half = z * 0.5
     c = 1.0 - half
     s_tail = mad(cube, p, lost * c)
     c_tail = mad(z * z, polynomial(z, q), ((1.0 - c) - half) - r * lost)
     sine, cosine = r + s_tail, c + c_tail
-    return (sine, (r - sine) + s_tail), (cosine, (c - cosine) + c_tail)
+    return sine, cosine, (r - sine) + s_tail, (c - cosine) + c_tail
 
 
 def finish(y: Word, sign: Word, x: Word) -> Word:
@@ -181,13 +182,13 @@ def sign_bit(x: Word) -> Word:
 
 def sin(x: Word) -> Word:
     r, lost, odd, sign = quarter(x, 0, x.type)
-    (s, _), (c, _) = sine_cosine(r, lost, x.width)
+    s, c, _, _ = sine_cosine(r, lost, x.width)
     return finish(where(odd, c, s), sign ^ sign_bit(x), x)
 
 
 def cos(x: Word) -> Word:
     r, lost, odd, sign = quarter(x, 1, x.type)
-    (s, _), (c, _) = sine_cosine(r, lost, x.width)
+    s, c, _, _ = sine_cosine(r, lost, x.width)
     return finish(where(odd, c, s), sign, x)
 
 
@@ -195,7 +196,7 @@ def tan(x: Word) -> Word:
     # The quotient of two rounded values would be off by more than 2 ulp: in float32 both are
     # float64, in float64 what they lack corrects it.
     r, lost, odd, _ = quarter(x, 0, DOUBLE)
-    (s, s_low), (c, c_low) = sine_cosine(r, lost, x.width)
+    s, c, s_low, c_low = sine_cosine(r, lost, x.width)
     over, under = where(odd, -c, s), where(odd, s, c)
     y = over / under
     if lost is not None:
@@ -240,11 +241,13 @@ def arctan2(y: Word, x: Word) -> Word:
     a, b = where(steep, along, up), where(steep, up, along)
     endless = (up == INF) & (along == INF)
     a, b = where(endless, x.like(1.0), a), where(endless, x.like(1.0), b)
-    # arctan(a/b) is pi/4 + arctan((a - b)/(a + b)) above 0.66, both parts halved against overflow.
-    mid = a > b * 0.66
-    half = where(b > 1.0, x.like(0.5), 1.0)
-    over = where(mid, (a - b) * half, a)
-    under = where(mid, a * half + b * half, where(b == 0.0, 1.0, b))
+    # arctan(a/b) is pi/4 + arctan((a - b)/(a + b)) above 0.66; both are scaled, so that the sum
+    # does not overflow and neither is subnormal.
+    scale = where(b > 1.0, x.like(0.5), 2.0**60)
+    a1, b1 = a * scale, b * scale
+    mid = a1 > b1 * 0.66
+    over = where(mid, a1 - b1, a)
+    under = where(mid, a1 + b1, where(b == 0.0, 1.0, b))
     t = over / under
     z = t * t
     angle = mad(t * z, polynomial(z, ATAN[x.width]), t)
@@ -258,4 +261,4 @@ def arctan2(y: Word, x: Word) -> Word:
     return copysign(mad(n, high / 2, mad(n, low / 2, angle)), y)
 
 
-FUNCTIONS = (sin, cos, tan, arcsin, arccos, arctan, arctan2)
+FUNCTIONS: tuple[Callable[..., Word], ...] = (sin, cos, tan, arcsin, arccos, arctan, arctan2)
