@@ -107,6 +107,8 @@ class Builder:
         symbols = [self.lift(a) for a in args]
         if name in _COMPARISONS:
             symbols = [self._wide(s) for s in symbols]
+        if name == "sigmoid" and symbols[0].dtype == BOOL:
+            raise TypeError("numpy has no negative of a bool")
         weak = all(s.weak for s in symbols)
         kinds = tuple(_kind(s, weak) for s in symbols)
         *dtypes, out = loop_dtypes(name, kinds)
