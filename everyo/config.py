@@ -151,6 +151,11 @@ class Config:
 
 def load_config(path: str | PathLike[str]) -> Config:
     """Read a configuration from a `.json`, `.yaml` or `.yml` file."""
+    return Config.from_dict(read_settings(path))
+
+
+def read_settings(path: str | PathLike[str]) -> Any:
+    """What a configuration file says, unchecked."""
     file = Path(path)
     suffix = file.suffix.lower()
     if suffix == ".json":
@@ -163,7 +168,11 @@ def load_config(path: str | PathLike[str]) -> Config:
         )
     if not file.exists():
         raise FileNotFoundError(f"configuration file {str(file)!r} does not exist")
-    return Config.from_dict(parse(file.read_text(encoding="utf-8"), file))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise EveryOConfigurationError(f"{str(file)!r} is no text in UTF-8") from None
+    return parse(text, file)
 
 
 def _parse_json(text: str, file: Path) -> Any:

@@ -29,6 +29,11 @@ def test_version_is_printed(capsys):
         ["info", "--yaml"],
         ["demo", "--epochs", "0"],
         ["demo", "--samples", "many"],
+        ["benchmark", "--sizes", "-1"],
+        ["train"],
+        ["train", "t.csv", "--delimiter", "abc"],
+        ["train", "t.csv", "--task", "guess"],
+        ["predict", "model.evo"],
     ],
 )
 def test_what_it_does_not_know_ends_it(arguments, capsys):
@@ -92,6 +97,33 @@ def test_the_demo_reads_at_least_97_percent_of_held_out_digits(capsys):
     assert main(["demo"]) == 0
     (line,) = [s for s in capsys.readouterr().out.splitlines() if "Test accuracy" in s]
     assert float(line.split()[2].rstrip("%")) >= 97.0
+
+
+def test_the_benchmark_prints_a_table(capsys):
+    assert main(["benchmark", "--sizes", "8", "16", "--repeats", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "GFLOP/s" in head
+    assert [line.split()[1] for line in lines if "numpy-cpu" in line] == ["8", "16"]
+
+
+def test_the_benchmark_writes_its_rows_as_json(capsys, tmp_path):
+    file = tmp_path / "rows.json"
+    command = ["benchmark", "--sizes", "8", "--repeats", "2", "--json", "--output", str(file)]
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == json.loads(file.read_text())
+    assert {row["backend"] for row in rows} >= {"numpy-cpu", "everyo-eager", "everyo-compiled"}
+    for row in rows:
+        assert row["benchmark"] == "matmul"
+        assert row["size"] == 8
+        assert row["seconds"] > 0
+        assert row["gflops"] == pytest.approx(2 * 8**3 / row["seconds"] / 1e9)
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_code_2(capsys, tmp_path):
+    command = ["benchmark", "--sizes", "8", "--output", str(tmp_path / "no" / "rows.json")]
+    assert main(command) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_log_level_comes_before_the_command(quiet_log, capsys):

@@ -1,1 +1,1 @@
-"""The command line: `everyo info`, `doctor`, `demo` and `test`."""
+"""The command line: one module per command, `main` for the parser."""

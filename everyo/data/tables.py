@@ -17,7 +17,9 @@ from everyo.exceptions import EveryOShapeError
 __all__ = ["load_csv_dataset"]
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """The stripped cells of a row and the number of its last line."""
+
     line: int
     cells: list[str]
 
@@ -38,7 +40,7 @@ def load_csv_dataset(
     """
     if len(delimiter) != 1:
         raise ValueError(f"delimiter must be a single character; got {delimiter!r}")
-    rows = _read(path, delimiter)
+    rows = read_rows(path, delimiter)
     if not rows:
         raise EveryOShapeError(f"{path}: empty; expected a numeric table")
     width = len(rows[0].cells)
@@ -46,7 +48,7 @@ def load_csv_dataset(
     if has_header is None:
         ignored = {column % width for column in skipped if isinstance(column, int)}
         has_header = any(
-            cell and _number(cell) is None
+            cell and number_in(cell) is None
             for index, cell in enumerate(rows[0].cells)
             if index not in ignored
         )
@@ -61,10 +63,16 @@ def load_csv_dataset(
     return ArrayDataset(features, _table(path, body, [target], names, width)[:, 0])
 
 
-def _read(path: str | PathLike[str], delimiter: str) -> list[_Row]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        rows = [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+def read_rows(path: str | PathLike[str], delimiter: str) -> list[Row]:
+    """All rows but blank ones; `EveryOShapeError` for a file that is no text table."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            rows = [Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EveryOShapeError(
+            f"{path}: not a text table in UTF-8 ({error}); expected a numeric table"
+        ) from None
     return [row for row in rows if row.cells not in ([], [""])]  # blank lines
 
 
@@ -80,7 +88,7 @@ def _column(path: str | PathLike[str], column: int | str, names: list[str], widt
 
 
 def _table(
-    path: str | PathLike[str], rows: list[_Row], columns: list[int], names: list[str], width: int
+    path: str | PathLike[str], rows: list[Row], columns: list[int], names: list[str], width: int
 ) -> np.ndarray:
     values = np.empty((len(rows), len(columns)), dtype=np.float32)
     for row, (line, cells) in enumerate(rows):
@@ -90,7 +98,7 @@ def _table(
                 f"expected a numeric table"
             )
         for position, column in enumerate(columns):
-            number = _number(cells[column])
+            number = number_in(cells[column])
             if number is None:
                 name = f"column {names[column]!r}" if names else f"column {column}"
                 raise EveryOShapeError(
@@ -101,7 +109,8 @@ def _table(
     return values
 
 
-def _number(cell: str) -> float | None:
+def number_in(cell: str) -> float | None:
+    """The number that a cell holds, NaN and infinities included; None if it holds none."""
     try:
         return float(cell)
     except ValueError:
