@@ -47,11 +47,9 @@ LOGIC = {
     "logical_not": "not {0}",
 }  # fmt: skip
 INTEGER = {
-    "maximum": "max({0}, {1})",
-    "minimum": "min({0}, {1})",
-    "negative": "-{0}",
-    "abs": "abs({0})",
-}
+    "add": "wadd({0}, {1})", "subtract": "wsub({0}, {1})", "multiply": "wmul({0}, {1})",
+    "negative": "wneg({0})", "maximum": "max({0}, {1})", "minimum": "min({0}, {1})",
+}  # fmt: skip
 FLOAT = {
     "maximum": "fmax({0}, {1})", "minimum": "fmin({0}, {1})", "negative": "-{0}", "abs": "abs({0})",
     "isnan": "{0} != {0}", "isinf": "abs({0}) == {inf}", "isfinite": "abs({0}) < {inf}",

@@ -7,6 +7,7 @@ checks that it stays within the memory of the call, every store that the value h
 import bisect
 import ctypes
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -179,6 +180,9 @@ def _scalar_function(op: str, kind: str) -> Callable[..., Any]:
     return apply
 
 
+WRAPPING: dict[str, Callable[..., Any]] = {
+    "wadd": operator.add, "wsub": operator.sub, "wmul": operator.mul, "wneg": operator.neg,
+}  # fmt: skip
 OWN = {"erf": interpret.erf, "sigmoid": interpret.sigmoid}
 HELPERS = (
     radd,
@@ -196,6 +200,6 @@ HELPERS = (
     call,
 )
 NAMES: dict[str, Any] = {
-    "np": np, "usz": int, **{f.__name__: f for f in HELPERS},
+    "np": np, "usz": int, **WRAPPING, **{f.__name__: f for f in HELPERS},
     **{kind: _cast(kind) for kind in CTYPES}, **{f"p_{kind}": _pointer(kind) for kind in CTYPES},
 }  # fmt: skip

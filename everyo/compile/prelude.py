@@ -16,6 +16,7 @@ from numba.core.extending import intrinsic
 from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
+from everyo.compile.wrapping import WRAPPING
 from everyo.compile.half import HALF, f16, from_f16
 
 KERNEL = types.void(
@@ -211,7 +212,7 @@ def _gemm(number: ir.Type, integer: ir.Type) -> Callable[..., Any]:
 
 INTEGER = ir.IntType(64) if BLAS is None or BLAS.wide else ir.IntType(32)
 NAMES: dict[str, Any] = {
-    **ATOMICS,
+    **ATOMICS, **WRAPPING,
     "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
     "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
