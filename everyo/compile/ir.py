@@ -151,7 +151,8 @@ class Table:
 
     def const(self, value: Any, dtype: Any) -> Node:
         """A 0-d literal of the given dtype."""
-        value = np.dtype(dtype).type(value)
+        with np.errstate(over="ignore"):
+            value = np.dtype(dtype).type(value)
         return self.make("const", value=value.item(), dtype=np.dtype(dtype))
 
 
