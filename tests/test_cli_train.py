@@ -1,4 +1,4 @@
-"""`everyo train` and `everyo predict`: from a table to predictions, and every bad file in a line."""
+"""`everyo train` and `everyo predict`: from a table to predictions, every bad file in a line."""
 
 import json
 
@@ -346,7 +346,8 @@ def test_the_kind_of_a_target_is_seen(cells, task):
 
 
 def test_unequal_spellings_of_a_number_are_one_class(tmp_path):
-    table = write(tmp_path / "t.csv", ["a", "y"], [[i, ["1", "1.0", "0"][i % 3]] for i in range(30)])
+    rows = [[i, ["1", "1.0", "0"][i % 3]] for i in range(30)]
+    table = write(tmp_path / "t.csv", ["a", "y"], rows)
     plan, _ = learn_plan(Table.read(table), range(30), "y", "auto", ",", True)
     assert plan.target.classes == ("0", "1")
 

@@ -60,6 +60,30 @@ def test_the_page_of_ops_is_fresh():
     assert written == page(), "run: python docs/generate_ops.py"
 
 
+@pytest.fixture(scope="module")
+def how_it_works():
+    return runpy.run_path(str(ROOT / "docs" / "generate_how_it_works.py"), run_name="generator")
+
+
+def test_the_page_of_the_stages_is_fresh(how_it_works):
+    written = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    made = how_it_works["page"](written, lambda name: name != "assembly")  # depends on LLVM
+    assert written == made, "run: python docs/generate_how_it_works.py"
+
+
+def test_the_figure_of_the_stages_is_fresh(how_it_works):
+    written = how_it_works["FIGURE"].read_text(encoding="utf-8")
+    assert written == how_it_works["figure"](), "run: python docs/generate_how_it_works.py"
+
+
+def test_the_update_is_vector_code_that_computes_what_was_written(how_it_works):
+    if not how_it_works["X86"]:
+        pytest.skip("the assembly on the page is for x86")
+    loop = how_it_works["assembly"]()
+    assert "vmulps" in loop and "vsubps" in loop
+    assert not re.search("vfn?m(add|sub)", loop)
+
+
 def test_every_page_links_to_what_exists():
     for page in PAGES[1:]:  # the readme's links are the package's tests
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):

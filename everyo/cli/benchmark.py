@@ -35,9 +35,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     print(f"{'backend':<18} {'size':>6} {'ms':>10} {'GFLOP/s':>10}")
     for row in rows:
         milliseconds = 1e3 * row["seconds"]
-        print(
-            f"{row['backend']:<18} {row['size']:>6} {milliseconds:>10.3f} {row['gflops']:>10.1f}"
-        )
+        print(f"{row['backend']:<18} {row['size']:>6} {milliseconds:>10.3f} {row['gflops']:>10.1f}")
 
 
 def _backends(

@@ -7,7 +7,7 @@ metadata of the `.evo` file, so that `everyo predict` treats new rows in exactly
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
@@ -185,7 +185,7 @@ class Plan:
 
 
 def learn_plan(
-    table: Table, train: Sequence[int], target: str, task: str, delimiter: str, header: bool,
+    table: Table, train: Iterable[int], target: str, task: str, delimiter: str, header: bool,
     skip: Sequence[str] = (),
 ) -> tuple[Plan, list[str]]:  # fmt: skip
     """A plan for this table, its statistics taken from the rows `train`, and the names of the
@@ -202,7 +202,8 @@ def learn_plan(
             columns.append(column)
     if not columns:
         raise EveryOShapeError(f"{table.path}: no column is left to predict {target!r} from")
-    return Plan(tuple(columns), _learn_target(table, seen, target, task), delimiter, header), left_out
+    aim = _learn_target(table, seen, target, task)
+    return Plan(tuple(columns), aim, delimiter, header), left_out
 
 
 def _learn_column(table: Table, seen: Table, name: str) -> Column | None:
@@ -235,7 +236,7 @@ def _learn_target(table: Table, seen: Table, name: str, task: str) -> Target:
     values = seen.numbers(name)
     if values.min() == values.max():
         raise EveryOShapeError(
-            f"{table.path}: column {name!r} is {values[0]:g} in every row; there is nothing to learn"
+            f"{table.path}: column {name!r} is {values[0]:g} in every row; nothing can be learnt"
         )
     mean, std = _mean_and_std(values)
     return Target(name, (), mean, std)

@@ -57,7 +57,7 @@ def predict_table(model_path: str, table_path: str, *, probabilities: bool = Fal
     chances = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     best = chances.argmax(axis=1)
-    header = (name, "probability")
+    header: tuple[str, ...] = (name, "probability")
     shown = chances[np.arange(len(best)), best][:, None]
     if probabilities:
         header, shown = (name, *(f"p({c})" for c in plan.target.classes)), chances

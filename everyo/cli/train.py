@@ -43,9 +43,7 @@ class Settings:
     patience: int = 20
 
 
-def settings_from(
-    file: str | None, flags: dict[str, dict[str, Any]], **others: Any
-) -> Settings:
+def settings_from(file: str | None, flags: dict[str, dict[str, Any]], **others: Any) -> Settings:
     """The settings of a configuration file, with what was said on the command line on top."""
     given = {} if file is None else read_settings(file)
     Config.from_dict(given)  # its errors name what is in the file
@@ -58,7 +56,9 @@ def settings_from(
     return Settings(Config.from_dict(merged), sizes, **others)
 
 
-def train_table(path: str, output: str | None, settings: Settings, *, quiet: bool) -> dict[str, Any]:
+def train_table(
+    path: str, output: str | None, settings: Settings, *, quiet: bool
+) -> dict[str, Any]:
     """Train on the table at `path` and write all files; the report, plain values."""
     table = Table.read(path, delimiter=settings.delimiter, header=settings.header)
     target = _target_name(table, settings.target)
@@ -106,7 +106,7 @@ def train_table(path: str, output: str | None, settings: Settings, *, quiet: boo
         trainer.model.load_state_dict(best)
     trainer.model.to("cpu")
     scored = held_out if len(held_out) else train
-    report = {
+    report: dict[str, Any] = {
         "table": path,
         "task": "classification" if plan.target.classes else "regression",
         "target": target,
@@ -122,7 +122,9 @@ def train_table(path: str, output: str | None, settings: Settings, *, quiet: boo
         "scored_on": "validation" if len(held_out) else "training",
         **scores(plan, trainer.predict(x[scored]), y[scored], y[train]),
     }
-    report["files"] = _write(output or f"{Path(path).stem}.evo", trainer, plan, report, x, y, scored)
+    report["files"] = _write(
+        output or f"{Path(path).stem}.evo", trainer, plan, report, x, y, scored
+    )
     return report
 
 
