@@ -59,7 +59,6 @@ for epoch in range(1, EPOCHS + 1):
     print(f"Epoch {epoch}/{EPOCHS}  loss={total / len(train_x):.4f}")
 
 
-
 def seconds_per_step(step, x, y):
     """The best of many calls."""
     times = []
@@ -88,4 +87,7 @@ if wrong.size:
 model.train()
 batch = eo.tensor(train_x[:32]), train_y[:32]
 eager, compiled = (seconds_per_step(step, *batch) for step in (train_step.__wrapped__, train_step))
-print(f"A step takes {1e6 * eager:.0f} us eagerly, {1e6 * compiled:.0f} us compiled: {eager / compiled:.1f} times faster")
+print(
+    f"A step takes {1e6 * eager:.0f} us eagerly, {1e6 * compiled:.0f} us compiled: "
+    f"{eager / compiled:.1f} times faster"
+)

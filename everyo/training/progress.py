@@ -12,11 +12,11 @@ __all__ = ["Bar", "epoch_line"]
 
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, Any]) -> str:
-    """The line of an epoch: `Epoch 3/10  loss=0.1234  accuracy=0.9500  0.4 s`."""
+    """The line of an epoch: `Epoch 3/10  loss=0.1234  accuracy=0.9500  0.41 s`."""
     parts = [f"Epoch {epoch}/{epochs}"]
     parts += [f"{k}={v:.4f}" for k, v in logs.items() if k not in ("epoch", "time")]
     if "time" in logs:
-        parts.append(f"{logs['time']:.1f} s")
+        parts.append(f"{logs['time']:.2f} s")
     return "  ".join(parts)
 
 
