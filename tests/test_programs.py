@@ -227,7 +227,7 @@ def test_profile_times_every_row_and_leaves_the_arrays_alone():
     kernel = cpu.Program(graph)
     live = [a.copy() for a in arrays]
     times = kernel.profile(live, repeats=2)
-    assert len(times) == len(kernel.kernels) and all(t > 0 for t in times)
+    assert len(times) == len(kernel.kernels) and all(t >= 0 for t in times)
     for a, old in zip(live, arrays, strict=True):
         np.testing.assert_array_equal(a, old)
     run(graph, arrays, jit=True)

@@ -17,6 +17,7 @@ from everyo.compile.program import (
     Clamp,
     Counter,
     Digit,
+    Divide,
     Extent,
     Finish,
     Fold,
@@ -26,6 +27,7 @@ from everyo.compile.program import (
     Literal,
     Load,
     Loop,
+    Number,
     Share,
     Start,
     Statement,
@@ -106,9 +108,8 @@ class Printer:
     def pointers(self) -> Iterator[str]:
         for k, slot in enumerate(self.slots):
             if slot.what != "count":
-                shift = (
-                    f" + chunk * {slot.elements * slot.dtype.itemsize}" if slot.per_chunk else ""
-                )
+                step = f"P[{slot.step}]" if slot.step else slot.elements * slot.dtype.itemsize
+                shift = f" + chunk * {step}" if slot.per_chunk else ""
                 yield f"p{k} = p_{KINDS[slot.dtype]}(P[{k}]{shift})"
 
     def body(self, body: Iterable[Statement]) -> Iterator[str]:
@@ -122,8 +123,8 @@ class Printer:
         return f"usz({b})" if isinstance(b, int) else b
 
     def index(self, index: Index) -> str:
-        terms = [v if s == 1 else f"{v} * usz({s})" for v, s in index.terms]
-        return " + ".join(terms + [f"usz({index.offset})"] * (index.offset != 0 or not terms))
+        terms = [v if s == 1 else f"{v} * {self.bound(s)}" for v, s in index.terms]
+        return " + ".join(terms + [self.bound(index.offset)] * (index.offset != 0 or not terms))
 
     def statement(self, s: Statement) -> Iterator[str]:
         match s:
@@ -149,8 +150,16 @@ class Printer:
             case Digit():
                 text = s.of if s.divisor == 1 else f"{s.of} // usz({s.divisor})"
                 yield f"{s.name} = {text}" + (f" % usz({s.size})" if s.size else "")
+            case Divide():
+                yield f"{s.name} = usz(mulhi(u64({s.of}), u64({s.inverse})))"
+                if s.rest:
+                    yield f"{s.rest} = {s.of} - {s.name} * {s.size}"
             case Clamp():
-                yield f"{s.name} = usz(max(i64(0), min({self.value(s.value)}, i64({s.size - 1}))))"
+                last = s.size - 1 if isinstance(s.size, int) else f"{s.size} - usz(1)"
+                yield f"{s.name} = usz(max(i64(0), min({self.value(s.value)}, i64({last}))))"
+            case Number():
+                kind = KINDS[s.dtype]
+                yield f"{s.name} = {'bits_' if s.dtype.kind == 'f' else ''}{kind}(P[{s.slot}])"
             case Extent():
                 yield f"{s.name} = usz(P[{s.slot}])"
             case Share():
@@ -177,9 +186,9 @@ class Printer:
             yield f"{s.high} = {self.bound(s.total)} if chunk + 1 == chunks else {s.high}"
 
     def loop(self, s: Loop) -> Iterator[str]:
-        step = f", usz({s.step})" if s.end else ""
+        step = f", {self.bound(s.step)}" if s.end else ""
         yield f"for {s.var} in range({self.bound(s.start)}, {self.bound(s.stop)}{step}):"
         if s.end:
-            yield f"    {s.end} = min({s.var} + usz({s.step}), {self.bound(s.stop)})"
+            yield f"    {s.end} = min({s.var} + {self.bound(s.step)}, {self.bound(s.stop)})"
         for line in self.body(s.body):
             yield f"    {line}"

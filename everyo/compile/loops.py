@@ -39,6 +39,7 @@ from everyo.compile.program import (
     paired,
     wide,
 )
+from everyo.compile.sizes import RUNTIME, sized
 from everyo.compile.space import Layout
 from everyo.compile.values import Values
 
@@ -48,7 +49,6 @@ BLOCK = 1024  # a sum runs over at most so many elements before it goes to float
 FEW = 4  # so many elements of a sum may be added one by one
 LANES = 64  # elements that a vectorised sum takes at once; what remains is added one by one
 DEEP = 256  # a float32 column sum takes at most so many rows before it goes to float64
-RUNTIME = 16  # known trip counts from here on make LLVM unroll first and then not vectorise
 NESTED = 3  # inner loops; more axes than that share one loop (Python allows 20 nested blocks)
 FLAT_UNIT = 16  # chunks of flat kernels are cut at multiples of this
 WIDE_PARTIALS = 64  # accumulators of more elements than this limit the number of chunks
@@ -57,7 +57,7 @@ ELEMENT_NS, SLOT_NS = 0.006, 0.03  # estimated time per op and per buffer, per e
 
 def lower(group: Group, layout: Layout, direct: Mapping[Node, Node] | None = None) -> Kernel:
     """The kernel of a loop group; `direct` maps values to the inputs they are written into."""
-    return _Lowering(group, layout, direct or {}).kernel()
+    return sized(_Lowering(group, layout, direct or {}).kernel())
 
 
 class _Lowering:

@@ -115,6 +115,14 @@ def from_f16(x: Any) -> Any:
     return np.float32(x)
 
 
+def bits_f32(word: Any) -> Any:
+    return np.int64(word).astype(np.int32).view(np.float32)
+
+
+def bits_f64(word: Any) -> Any:
+    return np.int64(word).view(np.float64)
+
+
 def narrow(x: Any) -> Any:
     return np.int32(min(max(int(x), -1), 2**31 - 1))
 
@@ -190,6 +198,8 @@ HELPERS = (
     fmax,
     fmin,
     select,
+    bits_f32,
+    bits_f64,
     from_f16,
     narrow,
     pair_add,

@@ -133,6 +133,21 @@ def mulhi(typing: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
+def _bits(kind: Any, number: ir.Type) -> Callable[..., Any]:
+    @intrinsic
+    def bits(typing: Any, word: Any) -> Any:
+        """The float whose bits are the lower ones of a word."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+            width = ir.IntType(32 if number == ir.FloatType() else 64)
+            word = builder.trunc(args[0], width) if width.width == 32 else args[0]
+            return builder.bitcast(word, number)
+
+        return kind(types.int64), codegen
+
+    return bits
+
+
 @intrinsic
 def peek(typing: Any, address: Any) -> Any:
     """The int64 at an address."""
@@ -217,6 +232,8 @@ NAMES: dict[str, Any] = {
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
     "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
+    "bits_f32": _bits(types.float32, ir.FloatType()),
+    "bits_f64": _bits(types.float64, ir.DoubleType()),
     **{f"p_{name}": _pointer(kind) for name, kind in TYPES.items()},
     "f16": f16, "from_f16": from_f16, "radd": intrinsics.radd, "rmul": intrinsics.rmul,
     "fmax": intrinsics.fmax,

@@ -36,10 +36,10 @@ Value = str | Literal
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """offset + sum of variable * stride."""
+    """offset + sum of variable * stride; strides and offset are numbers or names of sizes."""
 
-    terms: tuple[tuple[str, int], ...] = ()
-    offset: int = 0
+    terms: tuple[tuple[str, int | str], ...] = ()
+    offset: int | str = 0
 
     def __str__(self) -> str:
         terms = [f"{v}*{s}" if s != 1 else v for v, s in self.terms]
@@ -159,20 +159,48 @@ class Digit:
 
 
 @dataclass(frozen=True, slots=True)
+class Divide:
+    """name = of // size, rest = of % size, by the inverse of a size (see `sizes.inverse`); both may
+    be left out."""
+
+    name: str
+    rest: str
+    of: str
+    size: str
+    inverse: str
+
+    def __str__(self) -> str:
+        rest = f"; {self.rest} = {self.of} - {self.name} * {self.size}" if self.rest else ""
+        return f"{self.name} = {self.of} by {self.inverse}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
 class Clamp:
     """name = an int64 value as an index within [0, size)."""
 
     name: str
     value: Value
-    size: int
+    size: int | str
 
     def __str__(self) -> str:
         return f"{self.name} = clamp({self.value}, {self.size})"
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """name = a number of the table; of a float it holds the bits."""
+
+    name: str
+    slot: int
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name} = {KINDS[self.dtype]} in slot{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
-    """name = a trip count that is known at run time only."""
+    """name = a size that is known at run time only."""
 
     name: str
     slot: int
@@ -206,7 +234,7 @@ class Loop:
     stop: int | str
     body: tuple["Statement", ...]
     kind: str = "inner"
-    step: int = 1
+    step: int | str = 1
     end: str = ""
 
     def __str__(self) -> str:
@@ -224,7 +252,9 @@ Statement = (
     | Finish
     | Address
     | Digit
+    | Divide
     | Clamp
+    | Number
     | Extent
     | Share
     | Loop
@@ -235,13 +265,15 @@ Statement = (
 class Slot:
     """One entry of a kernel's table.
 
-    what: "array" (of a node), "partial" and "scratch" (`elements` per chunk), "count" (`elements`).
+    what: "array" (of a node), "partial" and "scratch" (`elements` per chunk), "count" (`elements`
+    is the word itself). `step` is the slot that holds the bytes per chunk, if one does.
     """
 
     what: str
     node: Node | None
     dtype: np.dtype
     elements: int = 0
+    step: int | None = None
 
     @property
     def per_chunk(self) -> bool:
@@ -335,7 +367,9 @@ class _Checker:
         names[name] = dtype
 
     def index(self, index: Index, names: dict, what: Statement) -> None:
-        for name, _ in index.terms:
+        strides = [x for _, x in index.terms if isinstance(x, str)]
+        offset = [index.offset] if isinstance(index.offset, str) else []
+        for name in [*(v for v, _ in index.terms), *strides, *offset]:
             require(name in names and names[name] is None, "not an index:", name, "in", what)
 
     def dtype(self, value: Value, names: dict, what: Statement) -> np.dtype | None:
@@ -381,9 +415,19 @@ class _Checker:
             case Digit():
                 require(s.of in names and names[s.of] is None, "not an index:", s)
                 self.new(names, s.name, None, s)
+            case Divide():
+                needed = [s.of, s.inverse, s.size] if s.rest else [s.of, s.inverse]
+                for name in needed:
+                    require(name in names and names[name] is None, "not an index:", name, "in", s)
+                self.new(names, s.name, None, s)
+                if s.rest:
+                    self.new(names, s.rest, None, s)
             case Clamp():
                 require(self.dtype(s.value, names, s) == ir.I64, "dtype of", s)
                 self.new(names, s.name, None, s)
+            case Number():
+                self.slot(s.slot, ("count",), s)
+                self.new(names, s.name, s.dtype, s)
             case Extent():
                 self.slot(s.slot, ("count",), s)
                 self.new(names, s.name, None, s)
@@ -391,7 +435,7 @@ class _Checker:
                 self.new(names, s.low, None, s)
                 self.new(names, s.high, None, s)
             case Loop():
-                for bound in (s.start, s.stop):
+                for bound in (s.start, s.stop, s.step):
                     known = isinstance(bound, int) or (bound in names and names[bound] is None)
                     require(known, "bound", bound, "of", s)
                 inner = dict(names)
