@@ -2,7 +2,7 @@
 
 `matmul` and the convolutions (hence `Linear` and attention) take their floating operands in the
 dtype of the context, through a cast that is part of the graph: parameters and their gradients keep
-float32, activations and theirs are half as long. Losses and the softmax of attention go back to
+float32, activations and theirs are half as long. Exponentials, powers and sums take halves as
 float32. Everything else computes in what it is given.
 """
 
@@ -20,6 +20,12 @@ from everyo.exceptions import EveryOError
 F = TypeVar("F", bound=Callable[..., Any])
 
 FLOAT16 = np.dtype(np.float16)
+WIDE = frozenset(
+    "exp expm1 log log1p log2 log10 sinh cosh softplus log_sigmoid power square reciprocal sum "
+    "mean prod variance std norm cumsum logsumexp softmax log_softmax normalize cross_entropy "
+    "binary_cross_entropy_with_logits".split()
+)  # ops that take halves as float32 inside `autocast`
+ACTIVE: list[Any] = []  # every `autocast` that any thread has entered: almost always empty
 
 
 class _Cast(threading.local):
@@ -49,12 +55,14 @@ class autocast:
         self.dtype = wanted
 
     def __enter__(self) -> "autocast":
+        ACTIVE.append(self)
         CAST.before.append(CAST.dtype)
         CAST.dtype = self.dtype if self.enabled else None
         return self
 
     def __exit__(self, *exc: object) -> None:
         CAST.dtype = CAST.before.pop()
+        ACTIVE.remove(self)
 
     def __call__(self, function: F) -> F:
         @functools.wraps(function)
@@ -83,6 +91,6 @@ def narrowed(tensor: Tensor) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Inside `autocast`, a tensor in half precision as float32: exponentials and means need it."""
+    """Inside `autocast`, a tensor in half precision as float32."""
     half = CAST.dtype is not None and tensor._data.dtype == FLOAT16
     return tensor.astype(FLOAT32) if half else tensor

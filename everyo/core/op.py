@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.autocast import ACTIVE, WIDE, widened
 from everyo.core.autograd import MODE, TRACES, Node, enable_grad, propagate
 from everyo.core.device_array import DeviceArray, placed
 from everyo.core.dtype import NAMES
@@ -199,6 +200,8 @@ def apply(op: Op, *operands: Any, **params: Any) -> Any:
 
 def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """`apply`, with the operands in a tuple and the parameters in a dict of the caller's."""
+    if ACTIVE and op.name in WIDE:
+        args = tuple(widened(a) if isinstance(a, Tensor) else a for a in args)
     trace = MODE.trace if TRACES else None
     data: list[Any] = []
     wanted = 0

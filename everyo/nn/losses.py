@@ -8,7 +8,6 @@ when the compiled call ends otherwise.
 from collections.abc import Callable
 from typing import Any
 
-from everyo.core.autocast import widened
 from everyo.core.autograd import namespace
 from everyo.core.namespace import kind_of
 from everyo.core.tensor import Tensor, as_tensor
@@ -51,7 +50,7 @@ def _reduction(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _pair(name: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
-    prediction = widened(as_tensor(prediction))
+    prediction = as_tensor(prediction)
     target = as_tensor(target)
     if prediction.shape != target.shape:
         raise EveryOShapeError(
@@ -114,7 +113,7 @@ def cross_entropy(prediction: Any, target: Any, reduction: str = "mean") -> Tens
     Targets are class indices, (batch,) or (batch, 1), or rows of probabilities (batch, classes).
     """
     reduce = _reduction(reduction)
-    prediction = widened(as_tensor(prediction))
+    prediction = as_tensor(prediction)
     if prediction.ndim != 2:
         raise EveryOShapeError(
             f"cross_entropy: prediction must be raw scores of shape (batch, classes), got shape "
