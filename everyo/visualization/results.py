@@ -1,5 +1,6 @@
 """Charts of what a model predicts: confusion matrices, curves through points, decision regions."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,8 +87,8 @@ def plot_predictions(
 
     features (n,) or (n, f), targets and predictions (n,) or (n, 1).
     """
-    x = np.asarray(features)
-    x = x.reshape(len(x), -1) if x.ndim else x.reshape(1, 1)
+    x = np.atleast_1d(np.asarray(features))
+    x = x.reshape(len(x), math.prod(x.shape[1:]))
     true, predicted = np.asarray(targets).reshape(-1), np.asarray(predictions).reshape(-1)
     if not len(x) == len(true) == len(predicted):
         raise EveryOShapeError(
