@@ -1,7 +1,7 @@
 """Fills docs/how-it-works.md with the real text of each stage, and draws its figure.
 
-The page is prose with marked blocks, `<!-- stage: NAME -->` to `<!-- end -->`. The Python code of the
-page itself is traced and compiled here, and what every stage says about it is put into its block.
+The page is prose with marked blocks, `<!-- stage: NAME -->` to `<!-- end -->`. The Python code of
+the page itself is traced and compiled here, and what every stage says about it goes into its block.
 Run `python docs/generate_how_it_works.py` after a change of the compiler; a test compares.
 """
 
@@ -73,7 +73,8 @@ def eager_nodes() -> str:
         node = tensor.grad_node
         if node is not None:
             parents = [names.get(id(p)) or p.grad_node.operation for p in node.parents]
-            lines.append(f"{node.operation:<14} shape {tensor.shape!s:<9} from {', '.join(parents)}")
+            what = f"{node.operation:<14} shape {tensor.shape!s:<9}"
+            lines.append(f"{what} from {', '.join(parents)}")
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "ops": {"exceptions", "core"},
     "nn": {"exceptions", "core", "ops"},
     "optim": {"exceptions", "core", "ops"},
-    "compile": {"exceptions", "core", "ops", "cuda"},
+    "compile": {"_version", "exceptions", "core", "ops", "cuda"},
     "data": {"exceptions"},
     "datasets": {"exceptions", "data"},
     "config": {"exceptions"},
@@ -109,6 +109,35 @@ def test_importing_the_package_imports_no_compiler_and_no_optional_package():
     assert top_level & heavy == set()
 
 
+def test_eager_code_does_not_wait_for_the_rest_of_the_package():
+    run = in_fresh_python("import everyo, sys; print(*sys.modules)")
+    loaded = set(run.stdout.split())
+    assert "everyo.nn.layers" in loaded
+    assert loaded & {*eo._LAZY, "everyo.compile.trace", "everyo.compile.ir"} == set()
+
+
+def test_each_name_that_is_loaded_late_is_loaded_by_itself():
+    code = "import importlib, everyo; "
+    code += "print([n for n in everyo._HOME if getattr(importlib.import_module(everyo._HOME[n]), n)"
+    code += " is not getattr(everyo, n)])"
+    run = in_fresh_python(code)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_type_checkers_see_the_names_that_are_loaded_late():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {(n.module, alias.name) for n in block.body for alias in n.names}
+    modules = {(m, name) for m, names in eo._LAZY.items() for name in names}
+    modules |= {("everyo", m.removeprefix("everyo.")) for m in eo._LAZY if m.count(".") == 1}
+    assert seen == modules
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'tensr'"):
+        eo.tensr  # noqa: B018
+
+
 def test_modules_behind_the_functions_compile_and_abs_are_reachable():
     # `everyo.compile` is the function once the package is imported; its modules stay importable
     run = in_fresh_python("from everyo.compile import ir; print(ir.Graph.__name__)")
@@ -119,6 +148,13 @@ def test_modules_behind_the_functions_compile_and_abs_are_reachable():
 def test_public_names_exist_and_are_listed_once():
     assert len(eo.__all__) == len(set(eo.__all__))
     assert [name for name in eo.__all__ if not hasattr(eo, name)] == []
+
+
+def test_every_name_that_is_imported_for_users_is_public():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    names = {alias.asname or alias.name for n in imports for alias in n.names}
+    assert {n for n in names if not n.startswith("_")} | {"var", "__version__"} == set(eo.__all__)
 
 
 def test_versions_agree():

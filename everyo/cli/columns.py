@@ -212,11 +212,11 @@ def _learn_column(table: Table, seen: Table, name: str) -> Column | None:
     if len(set(present)) < 2 and len(present) == len(cells):
         return None
     if all(number_in(cell) is not None for cell in table.column(name) if cell):
-        values = seen.numbers(name)
-        values = values[~np.isnan(values)]
-        if len(set(values.tolist())) < 2:
+        numbers = seen.numbers(name)
+        numbers = numbers[~np.isnan(numbers)]
+        if len(np.unique(numbers)) < 2:
             return None
-        return Column(name, *_mean_and_std(values))
+        return Column(name, *_mean_and_std(numbers))
     values = sorted(set(present))
     if not values or len(values) > min(MOST_CATEGORIES, max(2, len(cells) // 2)):
         return None

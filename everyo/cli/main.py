@@ -16,6 +16,7 @@ from typing import Any
 
 from everyo._version import __version__
 from everyo.cli.benchmark import print_rows, run_benchmark
+from everyo.cli.cache import clear_cache, print_cache
 from everyo.cli.demo import run_demo
 from everyo.cli.environment import print_checkup, print_info
 from everyo.cli.predict import predict_table
@@ -56,6 +57,16 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check that this installation works")
     doctor.set_defaults(run=_doctor)
+
+    cache = commands.add_parser("cache", help="look at the compiled kernels on disk")
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
+    for name, run, what in (
+        ("info", print_cache, "show where they are and how many"),
+        ("clear", clear_cache, "remove them"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+        action.set_defaults(run=_cache, action=run)
 
     demo = commands.add_parser("demo", help="train on real handwritten digits")
     demo.add_argument("--epochs", type=_positive, default=15, help="default: %(default)s")
@@ -191,6 +202,11 @@ def _benchmark(arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> int:
     print_info(as_json=arguments.json)
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    arguments.action(as_json=arguments.json)
     return 0
 
 

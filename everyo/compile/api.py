@@ -29,7 +29,6 @@ from everyo.compile.trace import LOCK, PACKAGE, Traced, check_dtype, put_back
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
-from everyo.core.device import device as as_device
 from everyo.core.forks import renewed
 from everyo.core.device_array import DeviceArray
 from everyo.core.tensor import Tensor
@@ -201,6 +200,9 @@ class CompiledFunction:
             specs.append((*spec, same.setdefault(id(leaf), len(dynamic)) if kind is not float else -1))
             where.append(i)
             dynamic.append(leaf)
+
+        for at in where:
+            leaves[at] = None  # a version outlives its first call, whose arguments must not
 
         def rebuild(values: Sequence[Any]) -> Any:
             filled = list(leaves)
@@ -420,46 +422,20 @@ def _static_leaves(args: tuple, kwargs: dict, positions: Sequence[int], names: S
     return out
 
 
-def compile(
-    fn: Any = None,
-    *,
-    device: Any = None,
-    static_argnames: Sequence[str] = (),
-    fallback: str = "error",
-    check: bool = True,
-    cache: bool = True,
-) -> Any:
-    """Compile a function, method, lambda or `Module`: a decorator, with or without arguments.
-
-    The function is traced once per kind of arguments (shapes, dtypes, structure, values of ints,
-    strings, bools and None; floats are run-time inputs unless named in `static_argnames`) and then runs
-    as fused kernels, leaving everything that eager code would leave. `fallback="eager"` runs a function
-    that cannot be traced eagerly, with one warning; the default raises `EveryOTraceError`, which names
-    the line. `check=False` leaves out the second trace that looks for hidden Python state. `cache=False`
-    keeps this function's kernels off the disk. A compiled `Module` is a module that shares the
-    parameters.
-    """
-    if fallback not in ("error", "eager"):
-        raise ValueError(f"fallback must be 'error' or 'eager', got {fallback!r}")
-    place = None if device is None else as_device(device, strict=True)
-    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    options = Options(names, fallback, check, cache, place)
-
-    def wrap(target: Any) -> Any:
-        if isinstance(target, CompiledFunction):
-            return CompiledFunction(target._function, options)
-        if hasattr(target, "named_parameters") and hasattr(target, "forward"):
-            return _compiled_module(target, options)
-        if isinstance(target, staticmethod | classmethod):
-            return type(target)(CompiledFunction(target.__func__, options))
-        if not callable(target):
-            raise TypeError(f"compile needs a function or a Module, got {type(target).__name__}")
-        for what in ("generator", "coroutine", "asyncgen"):
-            if getattr(inspect, f"is{what}function")(target):
-                raise TypeError(f"compile needs a function that returns its results, got a {what} function")
-        return CompiledFunction(target, options)
-
-    return wrap if fn is None else wrap(fn)
+def compiled(target: Any, options: Options) -> Any:
+    """The compiled form of a function, method, lambda or `Module`; `everyo.compile.compile` is the door."""
+    if isinstance(target, CompiledFunction):
+        return CompiledFunction(target._function, options)
+    if hasattr(target, "named_parameters") and hasattr(target, "forward"):
+        return _compiled_module(target, options)
+    if isinstance(target, staticmethod | classmethod):
+        return type(target)(CompiledFunction(target.__func__, options))
+    if not callable(target):
+        raise TypeError(f"compile needs a function or a Module, got {type(target).__name__}")
+    for what in ("generator", "coroutine", "asyncgen"):
+        if getattr(inspect, f"is{what}function")(target):
+            raise TypeError(f"compile needs a function that returns its results, got a {what} function")
+    return CompiledFunction(target, options)
 
 
 def _compiled_module(module: Any, options: Options) -> Any:
