@@ -1,17 +1,21 @@
 """Machine code on disk: one file per kernel, keyed by the content of everything that went into it.
 
-A file holds object code, not a pickle: its length and SHA-256 are verified before LLVM sees a byte,
-and anything wrong with it, its folder or their owner is a miss. Files are written aside and moved
+A file holds object code, not a pickle: its name, length and SHA-256 are verified before LLVM sees a
+byte, and anything wrong with it, its folder or their owner is a miss. Files are written aside and moved
 into place, so concurrent processes and killed writers leave a usable cache. Beside each lies the
 kernel's text for people to read.
 """
 
 import hashlib
+import itertools
 import os
 import platform
+import re
 import stat
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -20,11 +24,15 @@ from pathlib import Path
 import numpy as np
 
 from everyo._version import __version__
+from everyo.compile.blas import BLAS
 
-MAGIC = b"EveryO kernel 1\n"
+MAGIC = b"EveryO kernel 2\n"
 CAP_BYTES = 256 << 20  # the folder is pruned to three quarters of this when it grows larger
 STALE_SECONDS = 3600  # an unfinished file older than this belongs to a writer that is gone
+PRUNE_EVERY = 64  # kernels that a process stores between two looks at the size of the folder
 _PREFIX = ".writing-"
+_OURS = re.compile(rf"[0-9a-f]{{40}}\.(kernel|py)|{re.escape(_PREFIX)}\d+-\d+")
+_NO_CODE = ("NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR")  # settings that machine code does not depend on
 
 
 @dataclass(frozen=True)
@@ -56,19 +64,24 @@ def _folder() -> tuple[Path | None, str | None]:
         return None, "switched off by EVERYO_CACHE_DIR"
     if sys.platform != "linux":
         return None, "object code is cached on Linux only"
-    path = Path(given) if given else _user_cache() / "everyo"
     try:
+        path = Path(given).absolute() if given else _user_cache() / "everyo"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _ours(os.stat(path, follow_symlinks=False)):
-            return None, f"{path} belongs to, or can be written by, another user"
-    except OSError as error:
-        return None, f"{path} cannot be used: {error.strerror}"
+            return None, f"{path} is a link, or belongs to, or can be written by, another user"
+    except (OSError, RuntimeError, ValueError) as error:  # unwritable, no home, an odd name
+        return None, f"the folder cannot be used: {error}"
     return path, None
 
 
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
+    if base and os.path.isabs(base):
+        return Path(base)
+    home = Path.home()
+    if not home.is_absolute():
+        raise RuntimeError("there is no home directory")
+    return home / ".cache"
 
 
 def _ours(info: os.stat_result) -> bool:
@@ -86,18 +99,25 @@ def surroundings() -> str:
     """Versions, processor and the content of the modules that kernels are made with."""
     import llvmlite.binding as llvm
 
-    here = Path(__file__).parent
-    made_with = sorted(p.name for p in here.glob("*.py"))
     digest = hashlib.sha256()
-    for name in made_with:
-        digest.update((here / name).read_bytes())
+    for path in made_with():
+        digest.update(path.read_bytes())
+    settings = Path(".numba_config.yaml")  # Numba reads it where the process starts
+    digest.update(settings.read_bytes() if settings.is_file() else b"")
     versions = [f"{p} {_version(p)}" for p in ("numba", "llvmlite")]
     parts = [
         __version__, np.__version__, sys.version, platform.machine(), *versions, llvm.get_host_cpu_name(),
-        llvm.get_host_cpu_features().flatten(), digest.hexdigest(),
-        *(f"{k}={os.environ[k]}" for k in sorted(os.environ) if k.startswith("NUMBA_")),
+        llvm.get_host_cpu_features().flatten(), f"{BLAS and BLAS.wide}", digest.hexdigest(),
+        *(f"{k}={os.environ[k]}" for k in sorted(os.environ) if k.startswith("NUMBA_") and k not in _NO_CODE),
     ]  # fmt: skip
     return "\n".join(parts)
+
+
+def made_with() -> list[Path]:
+    """The modules whose content becomes part of machine code."""
+    here = Path(__file__).parent
+    names = ("prelude.py", "intrinsics.py", "atomics.py", "half.py", "blas.py", "code.py")
+    return [*(here / name for name in names), *sorted(here.glob("math*.py"))]
 
 
 def _version(package: str) -> str:
@@ -123,22 +143,35 @@ def load(name: str) -> Stored | None:
                 return None
             data = file.read()
         if time.time() - info.st_mtime > 86400:
-            os.utime(where / f"{name}.kernel")  # recently used: pruned last
+            with suppress(OSError):  # a folder that can only be read
+                os.utime(where / f"{name}.kernel")  # recently used: pruned last
     except OSError:
         return None
-    return _parse(data)
+    return parse(name, data)
 
 
-def _parse(data: bytes) -> Stored | None:
+def pack(name: str, stored: Stored) -> bytes:
+    """The content of a file of that name."""
+    symbol = stored.symbol.encode()
+    body = len(symbol).to_bytes(8, "little") + symbol + stored.code
+    return MAGIC + _digest(name, body) + len(body).to_bytes(8, "little") + body
+
+
+def parse(name: str, data: bytes) -> Stored | None:
+    """What `pack` was given, None if anything has changed."""
     head = len(MAGIC)
     if data[:head] != MAGIC or len(data) < head + 48:
         return None
     digest, size = data[head : head + 32], int.from_bytes(data[head + 32 : head + 40], "little")
     body = data[head + 40 :]
-    if len(body) != size or hashlib.sha256(body).digest() != digest:
+    if len(body) != size or _digest(name, body) != digest:
         return None
     length = int.from_bytes(body[:8], "little")
     return Stored(body[8 : 8 + length].decode(), body[8 + length :])
+
+
+def _digest(name: str, body: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + body).digest()
 
 
 def store(name: str, text: str, stored: Stored) -> None:
@@ -146,15 +179,14 @@ def store(name: str, text: str, stored: Stored) -> None:
     where = folder()
     if where is None:
         return
-    symbol = stored.symbol.encode()
-    body = len(symbol).to_bytes(8, "little") + symbol + stored.code
-    data = MAGIC + hashlib.sha256(body).digest() + len(body).to_bytes(8, "little") + body
-    try:
-        _write(where, f"{name}.kernel", data)
+    with suppress(OSError):
+        _write(where, f"{name}.kernel", pack(name, stored))
         _write(where, f"{name}.py", text.encode())
-        _prune(where)
-    except OSError:
-        return
+        if next(_stores) % PRUNE_EVERY == 0:
+            _prune(where)
+
+
+_stores = itertools.count()
 
 
 def _write(where: Path, name: str, data: bytes) -> None:
@@ -172,23 +204,26 @@ def _write(where: Path, name: str, data: bytes) -> None:
 def _prune(where: Path) -> None:
     """Remove what killed writers left, and the least recently used kernels when there are too many."""
     files = []
-    for entry in os.scandir(where):
-        try:
-            info = entry.stat(follow_symlinks=False)
-        except OSError:
-            continue  # another process was faster
-        if entry.name.startswith(_PREFIX):
-            if time.time() - info.st_mtime > STALE_SECONDS:
-                Path(entry.path).unlink(missing_ok=True)
-        elif entry.name.endswith((".kernel", ".py")):
-            files.append((info.st_mtime, info.st_size, entry.path))
+    for path, info in _files(where):
+        if not path.name.startswith(_PREFIX):
+            files.append((info.st_mtime, info.st_size, path))
+        elif time.time() - info.st_mtime > STALE_SECONDS:
+            path.unlink(missing_ok=True)
     total = sum(size for _, size, _ in files)
     if total > CAP_BYTES:
         for _, size, path in sorted(files):
             if total <= CAP_BYTES * 3 // 4:
                 break
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             total -= size
+
+
+def _files(where: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files of the cache, finished or not, and nothing else that lies there."""
+    for entry in list(os.scandir(where)):
+        if _OURS.fullmatch(entry.name):
+            with suppress(FileNotFoundError):  # another process was faster
+                yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
 def report() -> CacheReport:
@@ -196,9 +231,9 @@ def report() -> CacheReport:
     where, reason = _folder()
     if where is None:
         return CacheReport(None, 0, 0, reason)
-    files = [e for e in os.scandir(where) if e.name.endswith((".kernel", ".py"))]
-    kernels = sum(e.name.endswith(".kernel") for e in files)
-    return CacheReport(where, kernels, sum(e.stat(follow_symlinks=False).st_size for e in files), None)
+    files = list(_files(where))
+    kernels = sum(path.suffix == ".kernel" for path, _ in files)
+    return CacheReport(where, kernels, sum(info.st_size for _, info in files), None)
 
 
 def clear() -> int:
@@ -207,8 +242,7 @@ def clear() -> int:
     if where is None:
         return 0
     count = 0
-    for entry in list(os.scandir(where)):
-        if entry.name.endswith((".kernel", ".py")) or entry.name.startswith(_PREFIX):
-            count += entry.name.endswith(".kernel")
-            Path(entry.path).unlink(missing_ok=True)
+    for path, _ in _files(where):
+        count += path.suffix == ".kernel"
+        path.unlink(missing_ok=True)
     return count

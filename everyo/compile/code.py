@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from everyo.compile import cache as disk
+from everyo.compile import elf
 from everyo.core.forks import renewed
 
 Made = tuple[int, Any]  # address, and what keeps it alive
@@ -40,8 +41,9 @@ def _native(text: str, keep: bool) -> Made:
         return _compile(text)[0]
     name = disk.key(text)
     stored = disk.load(name)
-    if stored is not None:
-        return _link(stored)
+    made = None if stored is None else _link(stored)
+    if made is not None:
+        return made
     made, stored = _compile(text)
     if stored is not None:
         disk.store(name, text, stored)
@@ -63,32 +65,34 @@ def _compile(text: str) -> tuple[Made, disk.Stored | None]:
     return (compiled.address, compiled), _storable(compiled)
 
 
-# What object code may refer to: present in every Python process, or given by `_engine`.
-_GIVEN = ("numba_gil_ensure", "numba_gil_release")
-_KNOWN = {
-    *_GIVEN, "PyErr_Clear", "PyErr_SetNone", "PyErr_SetString", "PyErr_WriteUnraisable", "PyExc_StopIteration",
-    "PyExc_SystemError", "PyUnicode_FromString", "Py_DecRef",
-}  # fmt: skip
+# What Numba's wrappers call when a function raises, which kernels never do; see `_engine`.
+_GIVEN = {"numba_gil_ensure": "PyGILState_Ensure", "numba_gil_release": "PyGILState_Release"}
+
+
+def _linkable(code: bytes) -> bool:
+    """Whether object code refers only to what every Python process has."""
+    try:
+        return all(name in _GIVEN or hasattr(ctypes.pythonapi, name) for name in elf.undefined(code))
+    except elf.NotLinkable:
+        return False
 
 
 def _storable(compiled: Any) -> disk.Stored | None:
     """The object code of a compiled function, through Numba's internals; None if they have changed
     or if the code refers to something that another process may not have."""
     try:
-        library, symbol = compiled._library, compiled._wrapper_name
-        module = library._final_module
-        outside = [f.name for f in module.functions if f.is_declaration]
-        outside += [g.name for g in module.global_variables if g.is_declaration]
-        if any(not n.startswith("llvm.") and n not in _KNOWN for n in outside):
-            return None
-        return disk.Stored(symbol, bytes(library._get_compiled_object()))
+        symbol, code = compiled._wrapper_name, bytes(compiled._library._get_compiled_object())
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None
+    return disk.Stored(symbol, code) if _linkable(code) else None
 
 
-def _link(stored: disk.Stored) -> Made:
+def _link(stored: disk.Stored) -> Made | None:
+    """The function of stored object code, None if it cannot be linked here."""
     import llvmlite.binding as llvm
 
+    if not _linkable(stored.code):
+        return None
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored.code))
     engine.finalize_object()
@@ -97,14 +101,12 @@ def _link(stored: disk.Stored) -> Made:
 
 @cache
 def _engine() -> Any:
-    """The one LLVM engine that links what was stored: an engine for each takes ten times as long.
-    What Numba's wrappers call when a function raises, which kernels never do, stands for itself by
-    functions of Python."""
+    """The one LLVM engine that links what was stored: an engine for each takes ten times as long."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name, function in zip(_GIVEN, ("PyGILState_Ensure", "PyGILState_Release"), strict=True):
+    for name, function in _GIVEN.items():
         if not llvm.address_of_symbol(name):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value)
     machine = llvm.Target.from_default_triple().create_target_machine()
