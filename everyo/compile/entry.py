@@ -450,7 +450,7 @@ def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
 
 def differences(first: Traced, second: Traced) -> str | None:
     """What two traces of one function in one state differ in, or None; arrays that were equal are constants."""
-    a, b = str(first.graph).splitlines(), str(second.graph).splitlines()
+    a, b = (str(replace(t.graph, lines={})).splitlines() for t in (first, second))
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return f"{_described(first.graph, i - 1)}, then {_described(second.graph, i - 1)}"

@@ -228,7 +228,9 @@ def collect(function: Any, arguments: Iterable[Any] = ()) -> Guards:
     for value in arguments:
         walker.value(value, "an argument")
     walker.run()
-    return Guards(walker.guards.values(), walker.reached)
+    found = Guards(walker.guards.values(), walker.reached)
+    walker.__dict__.clear()  # what waits refers to the walker, which refers to all it has seen
+    return found
 
 
 class _Walker:
