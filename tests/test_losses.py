@@ -110,21 +110,29 @@ def test_every_loss_is_a_module_without_parameters(name):
 
 @pytest.mark.slow
 @LOSSES
-def test_every_loss_compiled_equals_eager(name):
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_loss_compiled_equals_eager(name, reduction, dtype):
     _, function, prediction, target, _ = TABLE[name]
+    rtol = {np.float64: 1e-10, np.float32: 1e-5}[dtype]
+    by_target = name in ("mse", "mae", "bce with logits")
 
     def step(x, t):
-        loss = function(x, t)
-        loss.backward()
+        loss = function(x, t, reduction)
+        (loss * 2.0).sum().backward()
         return loss
 
     compiled = eo.compile(step)
-    for _ in range(2):
-        one, other = (eo.tensor(prediction, requires_grad=True) for _ in range(2))
-        np.testing.assert_allclose(
-            compiled(one, target).numpy(), step(other, target).numpy(), rtol=1e-12
-        )
-        np.testing.assert_allclose(one.grad, other.grad, rtol=1e-10)
+    for _ in range(3):
+        results = []
+        for run in (compiled, step):
+            x = eo.tensor(prediction.astype(dtype), requires_grad=True)
+            t = eo.tensor(target.astype(dtype), requires_grad=True) if by_target else target
+            loss = run(x, t)
+            results.append([loss.numpy(), x.grad, *([t.grad] if by_target else [])])
+        for found, want in zip(*results, strict=True):
+            assert found.dtype == want.dtype
+            np.testing.assert_allclose(found, want, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.slow
