@@ -5,6 +5,7 @@ few LLVM instructions that NVVM lacks. Where the CPU's float32 version goes thro
 slow on a GPU, there is one of our own (`trig`) or libdevice's.
 """
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from everyo.compile.cuda import trig
 from everyo.compile.intrinsics import FLOAT, Word, intrinsic_call, where
 
 KINDS = {
-    "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
+    "f16": types.float16, "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
     "u32": types.uint32, "u64": types.uint64, "b8": types.boolean,
 }  # fmt: skip
 WORDS = re.compile(r"[A-Za-z_]\w*")
@@ -347,13 +348,24 @@ def mad(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, a, a), codegen
 
 
+@intrinsic
+def wneg(typing: Any, a: Any) -> Any:
+    """-a for integers, wrapping around."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        return builder.neg(args[0])
+
+    return a(a), codegen
+
+
 FUNCTIONS = _functions()
 NAMES: dict[str, Any] = {
     **KINDS, **{f"t_{name}": kind for name, kind in KINDS.items()},
-    "np": np, "cuda": cuda, "mulhi": libdevice.umul64hi, "ld": ld, "st": st, "at": at,
-    "mad_f32": mad, "mad_f64": mad,
+    "np": np, "cuda": cuda, "from_f16": types.float32, "mulhi": libdevice.umul64hi, "ld": ld, "st": st, "at": at,
+    "wadd": same(operator.add), "wsub": same(operator.sub), "wmul": same(operator.mul),
+    "wneg": wneg, "mad_f32": mad, "mad_f64": mad,
     "select": select, "pair_add": pair_add, "pair_join": pair_join, "pair_total": pair_total,
-    "narrow": define(intrinsics._narrow, types.int32(types.int64)),
+    "narrow": define(intrinsics.clamped, types.int32(types.int64)),
     "fmax": same(partial(intrinsic_call, "llvm.maximum")),
     "fmin": same(partial(intrinsic_call, "llvm.minimum")),
 }  # fmt: skip

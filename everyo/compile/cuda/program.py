@@ -5,6 +5,7 @@ launches. Equal addresses come again in a training loop; then what was launched 
 once as a graph and replayed.
 """
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Program:
         self.written = {i for i, n in enumerate(graph.inputs) if n in {t for t, _ in graph.writes}}
 
     def __call__(self, arrays: Arrays) -> list[DeviceArray]:
-        outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
+        outputs = self._outputs()
         with self.lock:
             given, back = self._on_device(arrays)
             if self._overlap(given):
@@ -68,7 +69,7 @@ class Program:
 
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
         """Median seconds of each step, between marks in the stream. Written arrays are copies."""
-        outputs = [DeviceArray.empty(shape, dtype, self.device) for shape, dtype in self.fresh]
+        outputs = self._outputs()
         with self.lock:
             given, _ = self._on_device(arrays)
             given = [a.copy() if i in self.written else a for i, a in enumerate(given)]
@@ -95,6 +96,13 @@ class Program:
         return sorted(times)[len(times) // 2]
 
     # -- arrays
+
+    def _outputs(self) -> list[DeviceArray]:
+        """New arrays for the results."""
+        return [
+            DeviceArray(Buffer(self.runtime, math.prod(shape) * dtype.itemsize), shape, dtype)
+            for shape, dtype in self.fresh
+        ]
 
     def _on_device(self, arrays: Arrays) -> tuple[list[DeviceArray], list[int]]:
         """The inputs as device arrays, and which of them must be copied back."""

@@ -12,6 +12,7 @@ import re
 import threading
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from everyo.compile import cache as disk
 LOCK = threading.Lock()
 DTYPES = {
     "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32",
-    "u64": "uint64", "b8": "bool",
+    "u64": "uint64", "b8": "bool", "f16": "float16",
 }  # fmt: skip
 THREADS = 256  # the bound that every kernel is compiled for
 
@@ -38,6 +39,8 @@ class Code:
 @functools.cache
 def missing() -> str | None:
     """Why kernels cannot be compiled for a GPU here, or None."""
+    if find_spec("numba_cuda") is None:
+        return "numba-cuda is not installed; pip install 'everyo[cuda]'"
     try:
         compile_ptx("def kernel(p0):\n    st(p0, u64(0), f32(1))\n", ("f32*",), (9, 0))
     except Exception as error:

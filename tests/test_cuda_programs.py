@@ -1,0 +1,274 @@
+"""Programs on the emulated device compute what their graphs mean.
+
+The ordinary run takes some random programs, `pytest -m slow tests/test_cuda_programs.py` many more.
+"""
+
+import numpy as np
+import pytest
+from ir_builder import Builder
+from ir_compare import compare
+from ir_programs import random_graph
+
+from everyo.compile import ir, passes
+from everyo.compile.cuda import toolchain
+from everyo.compile.interpret import interpret
+from everyo.compile.ir import BOOL, F32, F64, I64, Graph
+
+pytestmark = pytest.mark.skipif(
+    toolchain.missing() is not None, reason=f"no CUDA compiler: {toolchain.missing()}"
+)
+
+if toolchain.missing() is None:
+    from everyo.compile.cuda import emulator, gemm, plan, printer
+    from everyo.compile.cuda.emulator import EmulatedRuntime
+    from everyo.compile.cuda.program import Program
+    from everyo.compile.cuda.ptx import PTXError
+    from everyo.compile.cuda.runtime import Buffer, Gemm
+    from everyo.core.device_array import DeviceArray
+
+LENGTHS = (1, 31, 33, 1025)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    monkeypatch.setenv("EVERYO_CUDA", "emulator")
+
+
+def run(graph, arrays, runtime=None):
+    """Outputs and written values of a graph on an emulated device of its own."""
+    live = [np.array(a) if a.flags.c_contiguous else a.copy() for a in arrays]
+    program = Program(graph, runtime or emulator.runtime())
+    outputs = [o.numpy() for o in program(live)]
+    return outputs, [live[graph.inputs.index(t)] for t, _ in graph.writes]
+
+
+def holds(seeds, mood, ops=10, points=300):
+    for seed in seeds:
+        graph, arrays = random_graph(seed, ops, mood, points)
+        graph = passes.run(graph)
+        try:
+            compare(graph, arrays, run(graph, arrays))
+        except Exception as error:
+            pytest.fail(f"random_graph({seed}, {ops}, {mood!r}, {points})\n{graph}\n{error}")
+
+
+@pytest.mark.parametrize("mood", ["tame", "exact"])
+def test_kernels_compute_what_the_graph_means(mood):
+    holds(range(24), mood)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mood", ["tame", "exact"])
+def test_kernels_on_many_programs(mood):
+    holds(range(24, 300), mood, ops=14, points=600)
+
+
+def one(build, *arrays):
+    """The single result of a graph that `build` makes of inputs like these arrays."""
+    b = Builder()
+    inputs = [b.input(a.shape, a.dtype) for a in arrays]
+    out = build(b, *inputs)
+    graph = passes.run(Graph("one", tuple(b.table.inputs), (out,)))
+    (got,), _ = run(graph, list(arrays))
+    (want,), _ = interpret(graph, list(arrays))
+    return got, want
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_reductions_of_every_length(n):
+    x = np.random.default_rng(n).standard_normal((5, n)).astype(np.float32)
+
+    def both(b, x):
+        rows, columns = b.reduce("sum", x, (1,), True), b.reduce("max", x, (0,), True)
+        whole = b.reduce("sum", b.reshape(x, (x.size,)), (0,))
+        return b.op("add", b.op("subtract", b.op("multiply", x, rows), columns), whole)
+
+    got, want = one(both, x)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-5 * n**0.5)
+
+
+def test_sums_of_many_floats_are_as_good_as_in_float64():
+    x = np.random.default_rng(0).standard_normal((3, 20_001)).astype(np.float32) + 1000
+    exact = x.astype(np.float64)
+    for axes, want in (((1,), exact.sum(1)), ((0,), exact.sum(0)), ((0, 1), exact.sum())):
+        got, _ = one(lambda b, x, axes=axes: b.reduce("sum", x, axes), x)
+        np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+def test_infinities_and_nan_survive_sums_and_extremes():
+    x = np.ones((4, 9), np.float32)
+    x[0, 3], x[1, 4], x[2, 5], x[2, 6] = np.inf, np.nan, np.inf, -np.inf
+    for name in ("sum", "max", "min"):
+        got, want = one(lambda b, x, name=name: b.reduce(name, x, (1,)), x)
+        np.testing.assert_array_equal(got, want, name)
+
+
+@pytest.mark.parametrize("short", [4, 1024])
+def test_sorting_is_stable_with_nan_last(short, monkeypatch):
+    monkeypatch.setattr(plan, "SHORT", short)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 5, (3, 37)).astype(np.float32)
+    x[1, ::7] = np.nan
+    got, want = one(lambda b, x: b.make("argsort", x), x)
+    np.testing.assert_array_equal(got, want)
+    index = rng.integers(-2, 9, 50)  # indices outside are clamped
+    updates = rng.standard_normal((50, 3)).astype(np.float32)
+    got, want = one(lambda b, i, u: b.make("scatter_add", i, u, rows=7), index, updates)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_cumulative_sums(n):
+    x = np.random.default_rng(n).standard_normal((2, n)).astype(np.float32)
+    got, _ = one(lambda b, x: b.make("cumsum", x), x)
+    np.testing.assert_allclose(got, np.cumsum(x.astype(np.float64), 1), rtol=1e-6, atol=1e-6)
+    whole = np.arange(2 * n).reshape(2, n)
+    got, want = one(lambda b, x: b.make("cumsum", x), whole)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_equal_calls_give_equal_bits_also_on_unaligned_arrays():
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    b = Builder()
+    a = b.input((1000,))
+    graph = Graph("sums", (a,), (b.op("exp", a), b.reduce("sum", b.op("tanh", a), (0,))))
+    runtime = emulator.runtime()
+    program = Program(graph, runtime)
+    buffer = Buffer(runtime, 4100)
+    runtime.upload(buffer.address + 4, x)
+    shifted = DeviceArray(buffer, (1000,), F32, None, 4)  # 4 bytes off what vectors need
+    first = [o.numpy() for o in program([x])]
+    for arrays in ([x], [shifted], [shifted], [shifted]):
+        again = [o.numpy() for o in program(arrays)]
+        for p, q in zip(first, again, strict=True):
+            np.testing.assert_allclose(p, q, rtol=1e-6)
+    np.testing.assert_array_equal(first[0], again[0])
+
+
+def test_vector_kernels_move_16_bytes_at_a_time():
+    runtime = EmulatedRuntime()
+    b = Builder()
+    x, y = b.input((1027,)), b.input((1027,))
+    program = Program(Graph("add", (x, y), (b.op("add", x, y),)), runtime)
+    arrays = [np.ones(1027, np.float32), np.arange(1027, dtype=np.float32)]
+    np.testing.assert_array_equal(program(arrays)[0].numpy(), arrays[0] + arrays[1])
+    assert runtime.counts["global loads of 128 bits"] >= 2 * (1024 // 128)
+    assert runtime.counts["global load bytes"] == 2 * 4 * 1027
+    assert runtime.counts["global load sectors"] <= 2 * (4 * 1027 // 32 + 2)
+
+
+def test_checks_come_before_writes_and_host_state_is_written_back():
+    b = Builder()
+    x, bound = b.input((4,)), b.input(())
+    bad = b.reduce("max", b.op("greater", x, bound), (0,))
+    checks = (ir.Check(bad, ValueError, "too large"),)
+    graph = Graph("step", (x, bound), (), ((x, b.op("multiply", x, 2.0)),), checks)
+    program = Program(graph, emulator.runtime())
+    state = np.arange(4, dtype=np.float32)
+    program([state, np.float32(10)])
+    np.testing.assert_array_equal(state, [0, 2, 4, 6])
+    with pytest.raises(ValueError, match="too large"):
+        program([state, np.float32(5)])
+    np.testing.assert_array_equal(state, [0, 2, 4, 6])
+
+
+def test_overlapping_written_arrays_work_on_copies():
+    b = Builder()
+    x, y = b.input((6,)), b.input((6,))
+    graph = Graph("shift", (x, y), (), ((x, b.op("add", y, 1.0)),))
+    runtime = emulator.runtime()
+    buffer = Buffer(runtime, 32)
+    runtime.upload(buffer.address, np.arange(8, dtype=np.float32))
+    target, source = (DeviceArray(buffer, (6,), F32, None, 4 * k) for k in (2, 0))
+    Program(graph, runtime)([target, source])
+    got = runtime.download(buffer.address, 32).view(np.float32)
+    np.testing.assert_array_equal(got, [0, 1, 1, 2, 3, 4, 5, 6])
+
+
+def test_random_words_are_those_of_numpy():
+    state = np.array([5, 7, 2**64 - 3, 2**64 - 1, 1, 0], np.uint64).view(np.int64)
+    for dtype in (F32, F64):
+        got, want = one(lambda b, s, d=dtype: b.make("random", s, shape=(11,), dtype=d), state)
+        np.testing.assert_array_equal(got, want)
+
+
+PRODUCTS = [  # m, n, k, turned a, turned b
+    (5, 7, 3, False, False), (33, 40, 65, True, False), (70, 65, 20, False, True), (4, 4, 4, True, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=str)
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_our_own_products(case, kind):
+    m, n, k, turn_a, turn_b = case
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, m, k)).astype(kind), rng.standard_normal((2, k, n)).astype(kind)
+    held = a.swapaxes(1, 2) if turn_a else a
+    other = b.swapaxes(1, 2) if turn_b else b
+
+    def product(g, x, y):
+        return g.make("matmul", g.swap(x) if turn_a else x, g.swap(y) if turn_b else y)
+
+    b_ = Builder()
+    inputs = [b_.input(x.shape, x.dtype) for x in (held, other)]
+    graph = Graph("product", tuple(inputs), (product(b_, *inputs),))
+    arrays = [np.ascontiguousarray(held), np.ascontiguousarray(other)]
+    (got,), _ = run(graph, arrays, EmulatedRuntime(library=False))
+    np.testing.assert_allclose(got, a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_large_tiles_of_products():
+    p = Gemm(F32, 130, 129, 19, False, 19, False, 129, 129, ((1, (0, 0, 0)), (1, (0, 0, 0))))
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((130, 19), (19, 129)))
+    runtime = EmulatedRuntime()
+    text = gemm.kernel(p, gemm.LARGE)
+    places = [runtime.allocate(x.nbytes) for x in (a, b)]
+    out = runtime.allocate(4 * 130 * 129)
+    for place, x in zip(places, (a, b), strict=True):
+        runtime.upload(place, x)
+    code = toolchain.compile_ptx(text.text, text.params, runtime.cc)
+    runtime.launch(runtime.load(code), text.blocks, text.threads, [*places, out])
+    got = runtime.download(out, 4 * 130 * 129).view(np.float32).reshape(130, 129)
+    np.testing.assert_allclose(got, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def softmax_rows():
+    b = Builder()
+    x = b.input((6, 130))
+    graph = Graph("softmax", (x,), (b.softmax(x),))
+    return graph, [np.random.default_rng(0).standard_normal((6, 130)).astype(np.float32)]
+
+
+def test_a_printer_without_barriers_is_caught(monkeypatch):
+    graph, arrays = softmax_rows()
+    compare(graph, arrays, run(graph, arrays))
+    text = printer.DevicePrinter.text
+    without = lambda self: text(self).replace("cuda.syncthreads()", "pass")  # noqa: E731
+    monkeypatch.setattr(printer.DevicePrinter, "text", without)
+    with pytest.raises(PTXError, match="no barrier|uninitialised"):
+        run(graph, arrays)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [(", 16)", ", 8)"), ("c0 < u32(130)", "c0 < u32(128)"), ("c0 < u32(130)", "c0 < u32(134)")],
+    ids=["a wrong shuffle", "a tail too short", "a tail too long"],
+)
+def test_a_wrong_reduction_is_caught(monkeypatch, right, wrong):
+    graph, arrays = softmax_rows()
+    text = printer.DevicePrinter.text
+    planted = lambda self: text(self).replace(right, wrong)  # noqa: E731
+    monkeypatch.setattr(printer.DevicePrinter, "text", planted)
+    with pytest.raises((AssertionError, PTXError)):
+        compare(graph, arrays, run(graph, arrays))
+
+
+def test_bools_and_whole_numbers():
+    x = np.random.default_rng(0).integers(-5, 5, (7, 33))
+    got, want = one(lambda b, x: b.reduce("max", b.op("greater", x, 3), (1,)), x)
+    assert got.dtype == BOOL
+    np.testing.assert_array_equal(got, want)
+    got, want = one(lambda b, x: b.reduce("prod", b.op("remainder", x, 3), (0,)), x)
+    assert got.dtype == I64
+    np.testing.assert_array_equal(got, want)
