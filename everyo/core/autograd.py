@@ -209,7 +209,8 @@ def seed_for(root: Any, gradient: Any, xp: Any) -> Any:
                 f"backward() on a tensor of shape {shape} needs an explicit gradient of its shape; "
                 "only a scalar (one element) has an implicit one"
             )
-        return xp.ones(shape, root._data.dtype)
+        ones = xp.ones(shape, root._data.dtype)
+        return ones.to(root.device) if DEVICES and xp is TENSORS else ones
     value = _seed_value(gradient, xp)
     if value.shape != shape:
         raise EveryOGradientError(

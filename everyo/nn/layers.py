@@ -4,6 +4,7 @@ from typing import Any
 
 from everyo.core.autocast import narrowed
 from everyo.core.autograd import namespace
+from everyo.core.device_array import moved
 from everyo.core.dtype import FLOAT32
 from everyo.core.random import DEFAULT, Generator
 from everyo.core.tensor import Tensor, as_tensor
@@ -100,6 +101,6 @@ class Dropout(Module):
         if not self.training or self.p == 0:
             return x
         xp = namespace()
-        drawn = (self.generator or DEFAULT).uniform(x.shape, FLOAT32)
+        drawn = moved((self.generator or DEFAULT).uniform(x.shape, FLOAT32), x.device)
         kept = xp.astype(xp.greater_equal(drawn, self.p), x.dtype)
         return x * Tensor._wrap(xp.multiply(kept, 1 / (1 - self.p)))
