@@ -4,6 +4,8 @@ import copy
 import io
 import json
 import random
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -140,6 +142,16 @@ def test_an_archive_of_0_2_loads():
     info = inspect_archive(DATA / "archive_0_2.evo")
     assert info["everyo_version"] == "0.2.0"
     assert info["metadata"] == {"epochs": 12, "note": "from 0.2"}
+
+
+@pytest.mark.parametrize("name", ["QuantizedLinear", "LSTM", "TransformerEncoder"])
+def test_a_fresh_process_knows_every_layer(name):
+    code = (
+        "from everyo.serialization import load\nfrom everyo.nn import get_module_class\n"
+        f"print(get_module_class({name!r}).__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == name, run.stderr
 
 
 def test_loading_draws_no_random_numbers(tmp_path):

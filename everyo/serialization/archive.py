@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from everyo import nn, quantization
 from everyo._version import __version__
 from everyo.exceptions import EveryOSerializationError
 from everyo.nn.initialization import LEAST, blank
@@ -40,6 +41,7 @@ DEFAULT_SUFFIX = ".evo"
 KIND = "EveryO archive"
 ALWAYS = 1 << 16  # elements that a model may have beyond those in its file
 
+REGISTERED = (nn, quantization)  # importing these registers every class that a file may name
 FIELDS = {
     "everyo_version": str,
     "created_at": str,

@@ -90,13 +90,13 @@ def run_onnx(path: PathLike, inputs: Any, *, input_name: str = "input") -> np.nd
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         kinds = {i.name: i.type for i in session.get_inputs()}
         array = np.asarray(inputs)
-        wanted = _DTYPES.get(kinds.get(input_name, ""), array.dtype)
+        wanted: np.dtype = _DTYPES.get(kinds.get(input_name, ""), array.dtype)
         return session.run(None, {input_name: array.astype(wanted, copy=False)})[0]
     except Exception as error:  # the runtime has classes of its own, none of them public
         raise EveryOSerializationError(f"{path} cannot be run: {error}") from error
 
 
-_DTYPES = {
+_DTYPES: dict[str, np.dtype] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
     "tensor(int64)": np.dtype(np.int64),

@@ -165,8 +165,8 @@ def _unified(model: Module, traces: Sequence[Traced], batches: Sequence[int]) ->
                     return None
                 arrays[at] = (_name_of(sources[0], names), held)
         values.append(Value(nodes[0], inputs.pop(), params, sizes))
-    leaves = [_argument_of(t) for t in traces]
-    if any(leaf is None for leaf in leaves):
+    leaves = [leaf for t in traces for leaf in _arguments_of(t)]
+    if not leaves:
         raise EveryOSerializationError(
             f"{type(model).__name__} recorded no operations on its input"
         )
@@ -190,10 +190,10 @@ def _common(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
     return one.reshape((1,) * first.ndim)
 
 
-def _argument_of(traced: Traced) -> ir.Node | None:
-    """The graph's input that is the model's."""
+def _arguments_of(traced: Traced) -> list[ir.Node]:
+    """The graph's input that is the model's, if the graph reads it."""
     pairs = zip(traced.graph.inputs, traced.sources, strict=True)
-    return next((node for node, source in pairs if _is_argument(source)), None)
+    return [node for node, source in pairs if _is_argument(source)]
 
 
 def _is_argument(source: Source) -> bool:

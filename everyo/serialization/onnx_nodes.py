@@ -350,8 +350,8 @@ class Emitter:
 
     def _pointwise(self, v: Value, args: list[Ref]) -> Ref:
         shape = _broadcast([ref.shape for ref in args])
-        constants = [ref.constant for ref in args]
-        if all(c is not None for c in constants):
+        constants = [ref.constant for ref in args if ref.constant is not None]
+        if len(constants) == len(args):
             with np.errstate(all="ignore"):
                 return self._constant(evaluate(v.node, constants))
         names = [ref.name for ref in args]
