@@ -34,8 +34,14 @@ def ops_as_before():
         delattr(TENSORS, name)
 
 
+NEEDS = {"plot_": "matplotlib", "world()": "mpi4py"}  # words of a page -> optional package
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda p: p.name)
 def test_every_snippet_of_a_page_runs_in_order(page, ops_as_before, monkeypatch, tmp_path, capsys):
+    text = page.read_text(encoding="utf-8")
+    for package in {package for words, package in NEEDS.items() if words in text}:
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     scope = {"__name__": "page"}
     for line, code in snippets(page):
