@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from everyo.compile.ir import Node
+from everyo.core.autograd import MODE
 from everyo.core.namespace import TENSORS
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOTraceError
@@ -48,6 +49,7 @@ class Symbol:
         self.weak = weak  # behaves like a Python number in promotion
         self._node: Node | None = None
         self._version = -1
+        self._alive("an op")
         trace.born.append((weakref.ref(self), trace.place()))
 
     @property
@@ -107,7 +109,13 @@ class Symbol:
             "returned; return it from the function instead"
         )
 
+    def _alive(self, what: str) -> None:
+        """Raise unless the trace that this array belongs to is going on, in this thread."""
+        if MODE.trace is not self.trace:
+            self.leaked(what)
+
     def _values(self, what: str) -> Any:
+        self._alive(what)
         return self.trace.concrete(self, what)
 
     def __bool__(self) -> bool:
@@ -175,6 +183,7 @@ class Symbol:
         return lambda *args, **kwargs: _unwrap(method(Tensor._wrap(self), *args, **kwargs))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        self._alive(f"numpy.{ufunc.__name__}")
         if any(isinstance(x, Tensor) for x in inputs):
             return NotImplemented
         function = getattr(TENSORS, ufunc.__name__, None)
@@ -190,6 +199,7 @@ class Symbol:
         return out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self._alive(f"numpy.{func.__name__}")
         function = getattr(TENSORS, func.__name__, None)
         if function is None:
             raise self.trace.error(f"numpy.{func.__name__} cannot be traced; use the op of the same name in everyo")

@@ -353,6 +353,8 @@ class Trace:
             value = self.read(value)
         value = self.xp.lift(value)
         storage = target.storage
+        if storage.narrow is not None:
+            raise self.error(f"an in-place write to an array of dtype {storage.narrow}")
         if storage.uncertain:
             raise self.error("an in-place write to memory of which a reshaped view exists")
         region = target
@@ -368,8 +370,6 @@ class Trace:
                 raise self.error("item assignment through an index array or mask; use eo.where or eo.scatter_add")
             region = self.xp.getitem(target, key)
         node = self.xp.spread_to(self.xp.cast(value, region.dtype), region.shape)
-        if storage.narrow is not None:
-            raise self.error(f"an in-place write to an array of dtype {storage.narrow}")
         if storage.source is not None:
             self._refuse_written(target)
         storage.node = self._replaced(storage.node, region.path, node)
