@@ -221,6 +221,7 @@ class _Control:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         inputs = graph.inputs
         self.rows = np.array(plan.rows, np.int64).reshape(-1, ROW)
+        self.launches = np.array(plan.launches, np.int64).reshape(-1, ROW)
         self.patches = np.array(plan.patches, np.int64).reshape(-1, 3)
         self.flags = np.array(plan.flags, np.int64)
         self.arrays = np.zeros(max(1, len(inputs) + len(graph.outputs)), np.int64)
@@ -236,9 +237,8 @@ class _Control:
                 spans[i] = low * item, (high + 1) * item, n in written
         self.spans, self.order = spans, np.arange(len(inputs), dtype=np.int64)
         self.words = np.zeros(native.CONTROL_SIZE, np.int64)
-        self.all_rows = (0, plan.guard, len(plan.rows))
         w = self.words
-        w[native.PROGRAM] = self.rows.ctypes.data
+        self.everything = (self.launches.ctypes.data, 0, plan.launch_guard, len(plan.launches))
         w[native.PATCHES], w[native.PATCH_COUNT] = self.patches.ctypes.data, len(self.patches)
         w[native.ARRAYS], w[native.OBJECTS] = self.arrays.ctypes.data, self.objects.ctypes.data
         w[native.ARRAY_COUNT] = len(inputs) + len(graph.outputs)
@@ -246,7 +246,7 @@ class _Control:
         w[native.SPANS], w[native.ORDER] = self.spans.ctypes.data, self.order.ctypes.data
         w[native.SPAN_COUNT] = len(inputs) if written else 0
         w[native.DATA_AT] = _POINTER_AT if _ids_give_addresses() else -1
-        w[native.FIRST : native.LAST + 1] = self.all_rows
+        w[native.PROGRAM : native.LAST + 1] = self.everything
         self.address = w.ctypes.data
         self.status = memoryview(w)[native.STATUS : native.STATUS + 1]
         self.pool = memoryview(w)[native.POOL : native.POOL + 1]
@@ -260,13 +260,14 @@ class _Control:
         else:
             self.arrays[: len(arrays)] = [a.ctypes.data for a in arrays]
         if rows is not None:
-            self.words[native.FIRST : native.LAST + 1] = rows[0], rows[1], rows[1]
+            some = self.rows.ctypes.data, rows[0], rows[1], rows[1]
+            self.words[native.PROGRAM : native.LAST + 1] = some
             self.partial = True
 
     def all(self) -> None:
         """Back to running every row."""
         if self.partial:
-            self.words[native.FIRST : native.LAST + 1] = self.all_rows
+            self.words[native.PROGRAM : native.LAST + 1] = self.everything
             self.partial = False
 
 

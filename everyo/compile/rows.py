@@ -6,13 +6,14 @@ into the tables at each call; all other values lie in one arena at addresses kno
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
-from everyo.compile import fuse, ir, memory, native, products, program, tape
+from everyo.compile import fuse, ir, launches, memory, native, products, program, tape
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.emit import emit
@@ -67,6 +68,11 @@ class Plan:
             ir.check(graph)
             fuse.check(self.schedule)
         self.homes = memory.homes(self.schedule)
+        self.runs = launches.runs(self.schedule, self.homes)
+        self.launches: list[tuple[int, int, int, int]] = []  # rows, independent ones as one
+        self.combines: list[Callable[[], None]] = []  # of the groups of the run so far
+        self.works: list[float] = []
+        self.launch_guard = self.launched = 0  # `launched`: rows that have their launch
         self.rows: list[tuple[int, int, int, int]] = []
         self.kernels: list[Row] = []
         self.patches: list[tuple[int, int, int]] = []
@@ -88,12 +94,51 @@ class Plan:
                 self._tape(step, g)
             else:
                 self._opaque(step, g.nodes[0])
+            if step == self.runs.last[step]:
+                self._close_run(step)
             if step == self.homes.guard:
-                self.guard = len(self.rows)
+                self.guard, self.launch_guard = len(self.rows), len(self.launches)
         for target, value in self.homes.late:
             self._late(target, value)
+        self._launch_each(self.launched)
         checks = self.schedule.graph.checks
         self.flags = [self.base + self.offsets[chain(c.bad)[0]] for c in checks]
+
+    def _close_run(self, step: int) -> None:
+        """Launch the groups of a run together, then what combines their partial results."""
+        if self.runs.first[step] == step:
+            for combine in self.combines:
+                combine()
+            self._launch_each(self.launched)
+        else:
+            self._launch_together(self.launched)
+            middle = len(self.rows)
+            for combine in self.combines:
+                combine()
+            self._launch_together(middle)
+        self.combines = []
+
+    def _launch_each(self, first: int) -> None:
+        """The rows from `first` on, one after the other."""
+        self.launches += self.rows[first:]
+        works = zip(self.rows[first:], self.works[first:], strict=True)
+        self.shared_ns += sum(work for row, work in works if row[3])
+        self.launched = len(self.rows)
+
+    def _launch_together(self, first: int) -> None:
+        """The rows from `first` on, which are independent, as one launch if that is worth it."""
+        rows, works = self.rows[first:], self.works[first:]
+        chunks = sum(row[2] for row in rows)
+        if len(rows) < 2 or sum(works) < PARALLEL_NS:
+            self._launch_each(first)
+            return
+        table = np.array(rows, np.int64)
+        entry = np.array([table.ctypes.data], np.int64)
+        self.tables += [table, entry]
+        function = self.code.address(launches.PAIRS, self.keep)
+        self.launches.append((function, entry.ctypes.data, chunks, 1))
+        self.shared_ns += sum(works)
+        self.launched = len(self.rows)
 
     def _places(self) -> None:
         """Which values live in arrays of the call: position among inputs and outputs."""
@@ -144,6 +189,13 @@ class Plan:
             if g.kind == "argsort":
                 n = g.nodes[0]
                 requests.append(memory.Request((step, 0), 8 * n.shape[-1], step, step))
+        requests = [  # the groups of a run are at work at the same time
+            memory.Request(
+                r.name, r.size, self.runs.first[r.first],
+                self.runs.last[r.last] if r.last < end else end,
+            )
+            for r in requests
+        ]  # fmt: skip
         self.offsets, self.arena_bytes = memory.place(requests)
         self.arena = np.empty(self.arena_bytes + memory.ALIGN, np.uint8)
         start = self.arena.ctypes.data
@@ -168,7 +220,7 @@ class Plan:
         flops: int,
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
-        self.shared_ns += work * parallel
+        self.works.append(work)
         function = self.code.address(text, self.keep)
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
@@ -191,6 +243,11 @@ class Plan:
             s.node for k in program.accesses(kernel) if (s := kernel.slots[k]).node is not None
         ]
         self._row(str(g), emit(kernel), table, kernel.chunks, kernel.work, moved, flops)
+        if kernel.combines:
+            self.combines.append(partial(self._combine, step, kernel))
+
+    def _combine(self, step: int, kernel: Kernel) -> None:
+        """What the chunks of a kernel have summed apart meets."""
         for c in kernel.combines:
             n = c.node
             table = np.array(
