@@ -85,7 +85,8 @@ class Word:
         return self._emit("fdiv", "sdiv", other, swap=True)
 
     def __mod__(self, other: Operand) -> "Word":
-        return self._emit("frem", "srem", other)
+        assert not self.is_float, "the remainder of floats would be a call of a library"
+        return Word(self.builder, self.builder.srem(self.value, self.like(other).value))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -299,11 +300,11 @@ def rmul(a: Word, b: Word) -> Word:
     return Word(a.builder, a.builder.fmul(a.value, b.value, flags=("reassoc", "nsz")))
 
 
-def _narrow(x: Word) -> Word:
+def clamped(x: Word) -> Word:
     """int64 -> int32, clamped to [-1, 2**31 - 1]: comparing it with an index in [0, 2**31 - 1)
     gives what comparing x gives."""
     x = where(x < -1, -1, x)
     return where(x > 2**31 - 1, 2**31 - 1, x).cast(I32)
 
 
-narrow = define(_narrow, types.int32(types.int64))
+narrow = define(clamped, types.int32(types.int64))
