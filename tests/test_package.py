@@ -212,16 +212,18 @@ def python_blocks():
     return [block.split("\n```")[0] for block in README.split("```python\n")[1:]]
 
 
-@pytest.mark.parametrize("number", range(len(python_blocks())))
-def test_readme_examples_run_and_print_what_they_say(number, capsys):
-    code = python_blocks()[number]
-    exec(compile(code, f"README.md, example {number + 1}", "exec"), {})
-    printed = capsys.readouterr().out.splitlines()
-    promised = [
-        line.split("  # ")[1] for line in code.splitlines() if "print(" in line and "  # " in line
-    ]
-    assert len(printed) == code.count("print(")
-    assert printed[: len(promised)] == promised
+def test_readme_examples_run_in_order_and_print_what_they_say(capsys):
+    scope = {}
+    for number, code in enumerate(python_blocks()):
+        exec(compile(code, f"README.md, example {number + 1}", "exec"), scope)
+        printed = capsys.readouterr().out.splitlines()
+        promised = [
+            line.split("  # ")[1]
+            for line in code.splitlines()
+            if line.startswith("print(") and "  # " in line
+        ]
+        assert len(printed) == len([s for s in code.splitlines() if s.startswith("print(")])
+        assert printed[: len(promised)] == promised
 
 
 def test_readme_links_lead_somewhere():
