@@ -100,7 +100,7 @@ class Dropout(Module):
         x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
-        xp = namespace()
+        xp = namespace(x._data)
         drawn = moved((self.generator or DEFAULT).uniform(x.shape, FLOAT32), x.device)
         kept = xp.astype(xp.greater_equal(drawn, self.p), x.dtype)
         return x * Tensor._wrap(xp.multiply(kept, 1 / (1 - self.p)))
