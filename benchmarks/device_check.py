@@ -1,9 +1,11 @@
-"""Everything that needs a GPU, in one script: `python -m benchmarks.device_check` (10 minutes at most).
+"""Everything that needs a GPU, in one script: `python -m benchmarks.device_check` (10 minutes at
+most).
 
-First correctness: random elementwise, row and column programs, products, sorting, training steps and
-the exchange of arrays, each against NumPy on the host. Then figures: launch cost, bandwidth of fused
-kernels as a share of a plain device copy, step times beside torch, torch.compile and JAX where these
-are installed. Every line says OK, FAIL or SKIP; the exit status is 1 if anything failed.
+First correctness: random elementwise, row and column programs, products, sorting, training steps
+and the exchange of arrays, each against NumPy on the host. Then figures: launch cost, bandwidth of
+fused kernels as a share of a plain device copy, step times beside torch, torch.compile and JAX
+where these are installed. Every line says OK, FAIL or SKIP; the exit status is 1 if anything
+failed.
 """
 
 import sys
@@ -160,7 +162,9 @@ def own_products() -> str:
         text = gemm.kernel(p)
         code = runtime.load(toolchain.compile_ptx(text.text, text.params, runtime.cc))
         args = [a.data.address, b.data.address, c.address]
-        seconds = median(lambda t=text, f=code, v=args: runtime.launch(f, t.blocks, t.threads, v), 10)
+        seconds = median(
+            lambda t=text, f=code, v=args: runtime.launch(f, t.blocks, t.threads, v), 10
+        )
         got = runtime.download(c.address, 4 * m * n).view(np.float32).reshape(m, n)
         np.testing.assert_allclose(got, (a @ b).numpy(), rtol=1e-3, atol=1e-3)
         out.append(f"{m}x{n}x{k}: {2 * m * n * k / seconds / 1e12:.1f} Tflop/s")
@@ -247,7 +251,9 @@ def steps() -> str:
         held = (eo.tensor(data[0], device="cuda"), eo.tensor(data[1], dtype="int64", device="cuda"))
         for _ in range(5):
             step(*held)
-        out.append(f"{'-'.join(map(str, sizes))}/{rows}: {median(lambda s=step, h=held: s(*h)) * 1e6:.0f} us")
+        out.append(
+            f"{'-'.join(map(str, sizes))}/{rows}: {median(lambda s=step, h=held: s(*h)) * 1e6:.0f} us"
+        )
     return ", ".join(out)
 
 

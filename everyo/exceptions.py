@@ -56,4 +56,5 @@ class EveryOCudaError(EveryOBackendError):
 
 
 class EveryOTraceError(EveryOError):
-    """Something that `eo.compile` cannot record faithfully; names the user's line and the way out."""
+    """Something that `eo.compile` cannot record faithfully; names the user's line and the way
+    out."""

@@ -13,7 +13,8 @@ CC = (9, 0)
 
 
 def launched(body, arrays, blocks=1, threads=64, kinds=None, checks=True):
-    """Run `body` on copies of the arrays in device memory; the arrays afterwards, and the launch."""
+    """Run `body` on copies of the arrays in device memory; the arrays afterwards, and the
+    launch."""
     kinds = kinds or ["f32"] * len(arrays)
     names = ", ".join(f"p{i}" for i in range(len(arrays)))
     text = f"def kernel({names}):\n    t = u32(cuda.threadIdx.x)\n" + textwrap.indent(

@@ -1,4 +1,5 @@
-"""What cannot be compiled says so: `EveryOTraceError`, the user's line, what to do; or runs eagerly."""
+"""What cannot be compiled says so: `EveryOTraceError`, the user's line, what to do; or runs
+eagerly."""
 
 import inspect
 import warnings
@@ -388,7 +389,8 @@ def test_recursion_without_end_is_pythons_error():
     assert not TRACES
 
 
-# ------------------------------------------------------------- what is no function, what no array is
+# ------------------------------------------------------------- what is no function, what no array
+# is
 
 
 @pytest.mark.parametrize("target", [3, "f", None.__class__, [len]])

@@ -1,10 +1,11 @@
 """Every op and every function composed of ops: eager = compiled, in values, gradients and second
 gradients, for every dtype, layout, length and special value.
 
-Most laws are about the trace: it is run by the interpreter, which needs no compiling. The whole way to
-machine code is taken once for every case, many cases in one compiled function; the full product of
-cases, dtypes and layouts is slow. The tolerance is the policy of the library: ops that round nothing
-have the same bits; others may differ by 2 ulp plus NumPy's own error, sums by another order.
+Most laws are about the trace: it is run by the interpreter, which needs no compiling. The whole way
+to machine code is taken once for every case, many cases in one compiled function; the full product
+of cases, dtypes and layouts is slow. The tolerance is the policy of the library: ops that round
+nothing have the same bits; others may differ by 2 ulp plus NumPy's own error, sums by another
+order.
 """
 
 import functools
@@ -49,8 +50,8 @@ def plain(value: Any) -> np.ndarray:
 
 
 def assert_agrees(got: Any, want: Any, what: str, exact: bool = False, least: float = 0.0) -> None:
-    """Equal dtype and shape, equal bits where nothing rounds, else equal up to the policy, for values
-    computed from such of size `least`."""
+    """Equal dtype and shape, equal bits where nothing rounds, else equal up to the policy, for
+    values computed from such of size `least`."""
     if want is None:
         assert got is None, what
         return
@@ -66,7 +67,8 @@ def assert_agrees(got: Any, want: Any, what: str, exact: bool = False, least: fl
 
 
 def copies(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Operands of their own for one call: tensors as new leaves, arrays copied, in the same layout."""
+    """Operands of their own for one call: tensors as new leaves, arrays copied, in the same
+    layout."""
     out = []
     for operands in groups:
         new: list[Any] = []
@@ -135,8 +137,8 @@ def check(
     order: int,
     run: Callable[..., Any] = interpreted,
 ) -> None:
-    """Run eagerly and by its trace, or compiled: three times, traced, verified and straight. Compare
-    everything."""
+    """Run eagerly and by its trace, or compiled: three times, traced, verified and straight.
+    Compare everything."""
     function = values_and_gradients(calls, order)
     other = run(function)
     eager = copies(groups)
@@ -254,7 +256,8 @@ def test_second_gradients_compiled_equal_eager(cases, layout):
     check_table(cases, "float64", layout, 2, eo.compile)
 
 
-# ---------------------------------------------------------------------- lengths, special values, ties
+# ---------------------------------------------------------------------- lengths, special values,
+# ties
 
 
 def arity(op: Any) -> int:

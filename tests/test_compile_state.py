@@ -1,7 +1,8 @@
 """State in a compiled function: what a call leaves behind is what eager code leaves behind.
 
-Every program is a function that makes its own state and returns a step and a way to look at all state;
-the step runs eagerly on one copy and compiled on another, and everything is compared after each call.
+Every program is a function that makes its own state and returns a step and a way to look at all
+state; the step runs eagerly on one copy and compiled on another, and everything is compared after
+each call.
 """
 
 import copy

@@ -195,7 +195,9 @@ def test_the_math_of_kernels_is_that_of_numpy(kind):
     for name, row in zip(names, got.reshape(-1, 64), strict=True):
         wide = x.astype(np.float64)
         want = reference(name)(wide, wide) if name in scalar.BINARY else reference(name)(wide)
-        np.testing.assert_allclose(row, want, rtol=3 * np.finfo(dtype).eps, atol=1e-30, err_msg=name)
+        np.testing.assert_allclose(
+            row, want, rtol=3 * np.finfo(dtype).eps, atol=1e-30, err_msg=name
+        )
 
 
 def test_sin_cos_and_tan_reduce_large_arguments_in_float32():

@@ -172,7 +172,11 @@ def trained(device, compiled, dropout=0.0):
 
     run = eo.compile(step) if compiled else step
     losses = [run(x, y).item() for _ in range(4)]
-    return losses, [p.numpy() for p in model.parameters()], [np.asarray(p.grad) for p in model.parameters()]
+    return (
+        losses,
+        [p.numpy() for p in model.parameters()],
+        [np.asarray(p.grad) for p in model.parameters()],
+    )
 
 
 @needs_compiler

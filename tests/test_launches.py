@@ -21,7 +21,9 @@ def test_no_group_of_a_run_touches_what_another_one_stores(seed):
         for k in range(found.first[i], found.last[i] + 1):
             if k != i:
                 other = schedule.groups[k]
-                stored = set(other.stores) | {homes.direct[n] for n in other.stores if n in homes.direct}
+                stored = set(other.stores) | {
+                    homes.direct[n] for n in other.stores if n in homes.direct
+                }
                 assert not stored & {chain(o)[0] for n in g.nodes for o in n.inputs}
         assert not found.first[i] <= homes.guard < found.last[i]
 

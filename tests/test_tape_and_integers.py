@@ -46,11 +46,21 @@ def one(t, x):
 
 @pytest.mark.parametrize("dtype", [I32, I64], ids=str)
 @pytest.mark.parametrize(
-    "make", [doubled_sign, successor_is_larger, halved_double, size_of_negative, largest_double, difference]
+    "make",
+    [
+        doubled_sign,
+        successor_is_larger,
+        halved_double,
+        size_of_negative,
+        largest_double,
+        difference,
+    ],
 )
 def test_integers_that_overflow_wrap_around(make, dtype):
     ends = np.iinfo(dtype)
-    array = np.array([ends.min, ends.min + 1, ends.min // 2 - 1, -1, 0, 1, ends.max // 2 + 1, ends.max], dtype)
+    array = np.array(
+        [ends.min, ends.min + 1, ends.min // 2 - 1, -1, 0, 1, ends.max // 2 + 1, ends.max], dtype
+    )
     table = ir.Table()
     x = table.input(array.shape, dtype)
     graph = ir.Graph("f", (x,), (make(table, x),))
@@ -63,12 +73,16 @@ def test_integers_that_overflow_wrap_around(make, dtype):
 
 
 def scalars(n):
-    """A chain of n scalar operations of many kinds, with values that come from and go into arrays."""
+    """A chain of n scalar operations of many kinds, with values that come from and go into
+    arrays."""
 
     def f(x):
         a, b = x[0], x[1]
         for k in range(n):
-            a, b = eo.sin(a) * 0.5 + b, eo.where(a > b, a / (b * b + 1.0), eo.maximum(a, -b)) - x[k % 3]
+            a, b = (
+                eo.sin(a) * 0.5 + b,
+                eo.where(a > b, a / (b * b + 1.0), eo.maximum(a, -b)) - x[k % 3],
+            )
         return (x * a).sum() + b
 
     return f
@@ -143,7 +157,9 @@ def test_a_sum_with_zeros_loses_the_sign_of_negative_zero():
     """Where only one of two summed arrays has a piece, x + 0.0 is computed: -0.0 becomes 0.0."""
     table = ir.Table()
     x, y = table.input((2,), "f8"), table.input((2,), "f8")
-    zeros = table.make("broadcast", table.make("reshape", table.const(0.0, "f8"), shape=(1,)), shape=(4,))
+    zeros = table.make(
+        "broadcast", table.make("reshape", table.const(0.0, "f8"), shape=(1,)), shape=(4,)
+    )
     left = table.make("assemble", zeros, x, starts=((0,),), steps=((1,),))
     right = table.make("assemble", zeros, y, starts=((2,),), steps=((1,),))
     graph = ir.Graph("f", (x, y), (table.make("add", left, right),))

@@ -1,7 +1,8 @@
 """Running a trace with NumPy: what a compiled function means, without compiling it.
 
-`interpreted(function)` is called like the compiled function. Every call traces anew and evaluates the
-graph with the interpreter; results, in-place writes and gradients are stored as a compiled call would.
+`interpreted(function)` is called like the compiled function. Every call traces anew and evaluates
+the graph with the interpreter; results, in-place writes and gradients are stored as a compiled call
+would.
 """
 
 from collections.abc import Callable

@@ -24,7 +24,12 @@ from pathlib import Path
 from benchmarks.compiled import timing
 from benchmarks.compiled.workloads import NAMES
 
-SIDES = {"everyo": "everyo_side", "torch": "torch_side", "torch.compile": "torch_side", "jax": "jax_side"}
+SIDES = {
+    "everyo": "everyo_side",
+    "torch": "torch_side",
+    "torch.compile": "torch_side",
+    "jax": "jax_side",
+}
 RESULTS = Path(__file__).parent.parent / "results"
 
 
@@ -42,7 +47,16 @@ def launch(side: str, name: str, threads: int) -> tuple[float, float] | None:
     """`run_one` in a process of its own, on as many cores as threads."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
     environment["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, "-m", "benchmarks.compiled", "--one", side, name, "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.compiled",
+        "--one",
+        side,
+        name,
+        "--threads",
+        str(threads),
+    ]
     cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=900,
@@ -57,7 +71,10 @@ def launch(side: str, name: str, threads: int) -> tuple[float, float] | None:
 
 def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
     """Measure and lay out."""
-    lines = [f"| workload | {' | '.join(sides)} | EveryO against the best other |", "| --- |" + " ---: |" * (len(sides) + 1)]
+    lines = [
+        f"| workload | {' | '.join(sides)} | EveryO against the best other |",
+        "| --- |" + " ---: |" * (len(sides) + 1),
+    ]
     for name in names:
         found: dict[str, list[tuple[float, float]]] = {s: [] for s in sides}
         for _ in range(rounds):
@@ -70,7 +87,9 @@ def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
             f"{medians[s] * 1e6:,.1f} ({statistics.median(f for f, _ in found[s]):.2f})" if s in medians else "–" for s in sides
         ]  # fmt: skip
         others = [t for s, t in medians.items() if s != "everyo"]
-        ratio = f"{min(others) / medians['everyo']:.2f} ×" if others and "everyo" in medians else "–"
+        ratio = (
+            f"{min(others) / medians['everyo']:.2f} ×" if others and "everyo" in medians else "–"
+        )
         lines.append(f"| {name} | {' | '.join(cells)} | {ratio} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
@@ -82,7 +101,9 @@ def versions(sides: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", default=list(NAMES), help="workloads (all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
@@ -105,7 +126,9 @@ def main() -> None:
             f"Machine: {processor()}, {platform.system()}, Python {platform.python_version()}, {versions(options.sides)}.", "",
         ]  # fmt: skip
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / options.output).write_text("\n".join(head) + "\n" + body + "\n", encoding="utf-8")
+        (RESULTS / options.output).write_text(
+            "\n".join(head) + "\n" + body + "\n", encoding="utf-8"
+        )
 
 
 def processor() -> str:

@@ -95,7 +95,12 @@ def cnn(name: str) -> Step:
         nn.Conv2D(8, 16, 3, padding="same"), nn.ReLU(), nn.MaxPool2D(2), nn.Flatten(), nn.Linear(64, 10),
     )  # fmt: skip
     criterion = nn.CrossEntropyLoss()
-    return trained(model, lambda m, x, y: criterion(m(x), y), eo.tensor(w.uniform(64, 8, 8, 1)), w.labels(10, 64))
+    return trained(
+        model,
+        lambda m, x, y: criterion(m(x), y),
+        eo.tensor(w.uniform(64, 8, 8, 1)),
+        w.labels(10, 64),
+    )
 
 
 class Residual(nn.Module):
@@ -109,7 +114,9 @@ class Residual(nn.Module):
 
 
 def residual(name: str) -> Step:
-    return trained(Residual(), lambda m, x: m(x).square().mean(), eo.tensor(w.uniform(8, 28, 28, 64)))
+    return trained(
+        Residual(), lambda m, x: m(x).square().mean(), eo.tensor(w.uniform(8, 28, 28, 64))
+    )
 
 
 class Block(nn.Module):
@@ -122,7 +129,11 @@ class Block(nn.Module):
 
     def forward(self, x: Any, mask: Any) -> Any:
         b, t, d = x.shape
-        qkv = self.qkv(self.norm_1(x)).reshape(b, t, 3, self.heads, d // self.heads).transpose(2, 0, 3, 1, 4)
+        qkv = (
+            self.qkv(self.norm_1(x))
+            .reshape(b, t, 3, self.heads, d // self.heads)
+            .transpose(2, 0, 3, 1, 4)
+        )
         q, k, v = qkv[0], qkv[1], qkv[2]
         scores = q @ k.transpose(0, 1, 3, 2) * (1 / math.sqrt(d // self.heads)) + mask
         a = eo.softmax(scores, axis=-1) @ v
@@ -157,12 +168,16 @@ def gpt(name: str) -> Step:
 
 
 def pinn(name: str) -> Step:
-    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    model = nn.Sequential(
+        nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    )
 
     def loss(m: Any, x: Any) -> Any:
         u, pullback = eo.vjp(m, x)
         g = pullback(np.ones(u.shape, np.float32))[0]
-        gx = eo.grad(lambda x: eo.vjp(m, x)[1](np.ones(u.shape, np.float32))[0][:, 0].sum())(x)[:, 0]
+        gx = eo.grad(lambda x: eo.vjp(m, x)[1](np.ones(u.shape, np.float32))[0][:, 0].sum())(x)[
+            :, 0
+        ]
         return (g[:, 1] + u[:, 0] * g[:, 0] - 0.01 * gx).square().mean()
 
     return trained(model, loss, eo.tensor(w.uniform(256, 2)))
@@ -180,7 +195,12 @@ class Sequence(nn.Module):
 
 def lstm(name: str) -> Step:
     criterion = nn.CrossEntropyLoss()
-    return trained(Sequence(), lambda m, x, y: criterion(m(x), y), eo.tensor(w.uniform(32, 24, 16)), w.labels(10, 32))
+    return trained(
+        Sequence(),
+        lambda m, x, y: criterion(m(x), y),
+        eo.tensor(w.uniform(32, 24, 16)),
+        w.labels(10, 32),
+    )
 
 
 MAKERS: dict[str, Callable[[str], Step]] = {

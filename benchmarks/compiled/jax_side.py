@@ -25,7 +25,12 @@ def trained(parameters: Any, loss: Callable[..., Any], *inputs: Any) -> Step:
         p = tree(lambda x, y, z: x - w.LEARNING_RATE * (y / a) / (jnp.sqrt(z / b) + 1e-8), p, m, v)
         return p, m, v, t, value
 
-    state = [parameters, tree(jnp.zeros_like, parameters), tree(jnp.zeros_like, parameters), jnp.float32(0)]
+    state = [
+        parameters,
+        tree(jnp.zeros_like, parameters),
+        tree(jnp.zeros_like, parameters),
+        jnp.float32(0),
+    ]
 
     def step() -> Any:
         *state[:], value = update(*state, *inputs)
@@ -53,11 +58,15 @@ def mlp(name: str) -> Step:
                 x = jax.nn.relu(x)
         return entropy(x, y)
 
-    return trained([jnp.asarray(p) for p in parameters], loss, jnp.asarray(batch.x), jnp.asarray(batch.y))
+    return trained(
+        [jnp.asarray(p) for p in parameters], loss, jnp.asarray(batch.x), jnp.asarray(batch.y)
+    )
 
 
 def gelu(name: str) -> Step:
-    return derived(lambda x: jax.nn.gelu(x, approximate=True).sum(), jnp.asarray(w.uniform(w.GELUS[name])))
+    return derived(
+        lambda x: jax.nn.gelu(x, approximate=True).sum(), jnp.asarray(w.uniform(w.GELUS[name]))
+    )
 
 
 def cross_entropy(name: str) -> Step:
@@ -73,7 +82,12 @@ def norm(x: Any, weight: Any, bias: Any) -> Any:
 
 def layer_norm(name: str) -> Step:
     n, d = w.ROWS[name]
-    return derived(lambda x, a, b: (norm(x, a, b) ** 2).sum(), jnp.asarray(w.uniform(n, d)), jnp.ones(d), jnp.zeros(d))
+    return derived(
+        lambda x, a, b: (norm(x, a, b) ** 2).sum(),
+        jnp.asarray(w.uniform(n, d)),
+        jnp.ones(d),
+        jnp.zeros(d),
+    )
 
 
 def pendulum(name: str) -> Step:
@@ -88,7 +102,9 @@ def pendulum(name: str) -> Step:
 
 
 def conv(x: Any, weight: Any) -> Any:
-    return jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.lax.conv_general_dilated(
+        x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def pool(x: Any) -> Any:
@@ -106,7 +122,9 @@ def cnn(name: str) -> Step:
         return entropy(x.reshape(64, -1) @ p[4] + p[5], y)
 
     parameters = arrays((3, 3, 1, 8), (8,), (3, 3, 8, 16), (16,), (64, 10), (10,))
-    return trained(parameters, loss, jnp.asarray(w.uniform(64, 8, 8, 1)), jnp.asarray(w.labels(10, 64)))
+    return trained(
+        parameters, loss, jnp.asarray(w.uniform(64, 8, 8, 1)), jnp.asarray(w.labels(10, 64))
+    )
 
 
 def residual(name: str) -> Step:
@@ -140,7 +158,10 @@ def gpt(name: str) -> Step:
         for b in p["blocks"]:
             qkv = norm(x, *b["n1"]) @ b["qkv"][0] + b["qkv"][1]
             q, k, v = qkv.reshape(batch, time, 3, heads, d // heads).transpose(2, 0, 3, 1, 4)
-            a = jax.nn.softmax(jnp.where(mask, q @ k.swapaxes(-1, -2) / np.sqrt(d // heads), -1e9)) @ v
+            a = (
+                jax.nn.softmax(jnp.where(mask, q @ k.swapaxes(-1, -2) / np.sqrt(d // heads), -1e9))
+                @ v
+            )
             x = x + a.transpose(0, 2, 1, 3).reshape(batch, time, d) @ b["out"][0] + b["out"][1]
             h = jax.nn.gelu(norm(x, *b["n2"]) @ b["up"][0] + b["up"][1], approximate=True)
             x = x + h @ b["down"][0] + b["down"][1]
@@ -178,7 +199,9 @@ def lstm(name: str) -> Step:
         return entropy(h @ p[3] + p[4], y)
 
     parameters = arrays((16, 128), (32, 128), (128,), (32, 10), (10,))
-    return trained(parameters, loss, jnp.asarray(w.uniform(32, 24, 16)), jnp.asarray(w.labels(10, 32)))
+    return trained(
+        parameters, loss, jnp.asarray(w.uniform(32, 24, 16)), jnp.asarray(w.labels(10, 32))
+    )
 
 
 MAKERS: dict[str, Callable[[str], Step]] = {

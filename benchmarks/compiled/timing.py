@@ -8,7 +8,9 @@ SECONDS = 1.0  # per workload and round
 CALLS = 3000
 
 
-def measure(step: Callable[[], Any], wait: Callable[[Any], Any] = lambda r: r) -> tuple[float, float]:
+def measure(
+    step: Callable[[], Any], wait: Callable[[Any], Any] = lambda r: r
+) -> tuple[float, float]:
     """(seconds of the first call, median seconds of the later ones); `wait` waits for a result."""
     start = time.perf_counter()
     wait(step())

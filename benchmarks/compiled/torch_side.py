@@ -66,7 +66,9 @@ def mlp(name: str) -> Step:
             layer.bias.zero_()
         layers += [layer, nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
-    return trained(model, lambda m, x, y: F.cross_entropy(m(x), y), tensor(batch.x), tensor(batch.y))
+    return trained(
+        model, lambda m, x, y: F.cross_entropy(m(x), y), tensor(batch.x), tensor(batch.y)
+    )
 
 
 def gelu(name: str) -> Step:
@@ -172,7 +174,9 @@ def gpt(name: str) -> Step:
 def pinn(name: str) -> Step | None:
     if COMPILED:
         return None  # torch.compile does not take gradients of gradients
-    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    model = nn.Sequential(
+        nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    )
 
     def loss(m: Any, x: Any) -> Any:
         x = x.requires_grad_()

@@ -13,7 +13,10 @@ MLPS = {
 GELUS = {"gelu-1e4": 10_000, "gelu-1e6": 1_000_000, "gelu-1e7": 10_000_000}
 ROWS = {"cross-entropy": (4096, 1000), "layer-norm": (4096, 1024)}
 PENDULUM = {"pendulum": 100}  # unrolled Euler steps
-GPTS = {"gpt-small": (8, 32, 64, 4, 2), "gpt-medium": (16, 128, 256, 8, 4)}  # batch, time, width, heads, layers
+GPTS = {
+    "gpt-small": (8, 32, 64, 4, 2),
+    "gpt-medium": (16, 128, 256, 8, 4),
+}  # batch, time, width, heads, layers
 VOCABULARY = 65
 OTHERS = ("cnn", "residual", "pinn", "lstm")
 NAMES = (*MLPS, *GELUS, *ROWS, *PENDULUM, "cnn", "residual", *GPTS, "pinn", "lstm")
@@ -44,7 +47,8 @@ def labels(classes: int, *shape: int, seed: int = 1) -> np.ndarray:
 
 
 def mlp(name: str) -> tuple[Batch, list[np.ndarray]]:
-    """The batch and the parameters (weight, bias, weight, …) of a network with ReLU between layers."""
+    """The batch and the parameters (weight, bias, weight, …) of a network with ReLU between
+    layers."""
     batch, sizes = MLPS[name]
     parameters: list[np.ndarray] = []
     for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False)):

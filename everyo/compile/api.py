@@ -1,9 +1,9 @@
 """`compile`: from a Python function to cached programs.
 
 A call is turned into a key (structure of the arguments; shape, dtype and layout of arrays; value of
-static arguments; gradient mode). Each key has the versions that were traced for it, each valid while
-its guards hold. The second call of a version traces again, without compiling, and compares: what
-guards cannot see is found there.
+static arguments; gradient mode). Each key has the versions that were traced for it, each valid
+while its guards hold. The second call of a version traces again, without compiling, and compares:
+what guards cannot see is found there.
 """
 
 import functools
@@ -43,7 +43,8 @@ _STATIC = (bool, int, str, bytes, complex, type(None))
 
 
 class CacheInfo(NamedTuple):
-    """What a compiled function holds: traces made, versions kept, calls served, distinct kernels."""
+    """What a compiled function holds: traces made, versions kept, calls served, distinct
+    kernels."""
 
     traces: int
     entries: int
@@ -63,7 +64,8 @@ class Options:
 
 
 class CompiledFunction:
-    """A function that is traced at the first call with arguments of a kind, then run as a program."""
+    """A function that is traced at the first call with arguments of a kind, then run as a
+    program."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function = function
@@ -129,13 +131,16 @@ class CompiledFunction:
         return self._looked_up(args, kwargs)[0].program.source()
 
     def explain(self, *args: Any, profile: bool = False, **kwargs: Any) -> Explanation:
-        """A table of the kernels: shapes, bytes moved, floating-point operations; with `profile=True`
-        (and arguments) also times, measured on copies of the state. `save("step.svg")` draws it."""
+        """A table of the kernels: shapes, bytes moved, floating-point operations; with
+        `profile=True` (and arguments) also times, measured on copies of the state.
+        `save("step.svg")` draws it."""
         entry, dynamic = self._looked_up(args, kwargs)
         seconds = None
         if profile:
             if dynamic is None:
-                raise EveryOTraceError(f"{self._name}.explain(profile=True) needs arguments to run with")
+                raise EveryOTraceError(
+                    f"{self._name}.explain(profile=True) needs arguments to run with"
+                )
             arrays = entry.arrays(dynamic)
             assert arrays is not None
             seconds = entry.program.profile(arrays)
@@ -172,8 +177,11 @@ class CompiledFunction:
 
     # ------------------------------------------------------------------ keys and versions
 
-    def _signature(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any, Callable[[Sequence[Any]], Any]]:
-        """The dynamic leaves of a call, its key, and a function that puts leaves back into arguments."""
+    def _signature(
+        self, args: tuple, kwargs: dict
+    ) -> tuple[list[Any], Any, Callable[[Sequence[Any]], Any]]:
+        """The dynamic leaves of a call, its key, and a function that puts leaves back into
+        arguments."""
         leaves, structure = flatten((args, kwargs))
         static = _static_leaves(args, kwargs, self._static_positions, self._options.static_argnames)
         dynamic, specs, where, same = [], [], [], {}
@@ -181,7 +189,14 @@ class CompiledFunction:
             kind = type(leaf)
             if isinstance(leaf, Tensor):
                 a = leaf._data
-                spec: Any = ("t", a.shape, a.dtype, _layout(a), leaf._requires_grad, leaf.grad_node is None)
+                spec: Any = (
+                    "t",
+                    a.shape,
+                    a.dtype,
+                    _layout(a),
+                    leaf._requires_grad,
+                    leaf.grad_node is None,
+                )
             elif kind is float and i not in static:
                 spec = ("f",)
             elif isinstance(leaf, np.generic) and leaf.dtype.kind in "iub":  # as int and bool
@@ -197,7 +212,9 @@ class CompiledFunction:
             else:
                 specs.append(("o", id(leaf)))
                 continue
-            specs.append((*spec, same.setdefault(id(leaf), len(dynamic)) if kind is not float else -1))
+            specs.append(
+                (*spec, same.setdefault(id(leaf), len(dynamic)) if kind is not float else -1)
+            )
             where.append(i)
             dynamic.append(leaf)
 
@@ -212,18 +229,25 @@ class CompiledFunction:
 
         return dynamic, (structure, tuple(specs), MODE.grad, CAST.dtype), rebuild
 
-    def _entry(self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any]) -> tuple[Entry, list[np.ndarray]]:
+    def _entry(
+        self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any]
+    ) -> tuple[Entry, list[np.ndarray]]:
         """A version that fits the call, traced and compiled if there is none."""
         found, _ = self._fitting(dynamic, key)
         if found is None:
             with LOCK, self._lock:
-                found, changed = self._fitting(dynamic, key)  # another thread may have traced meanwhile
+                found, changed = self._fitting(
+                    dynamic, key
+                )  # another thread may have traced meanwhile
                 if found is None:
                     return self._traced(dynamic, key, rebuild, changed)
         return self._verified(*found, dynamic, key, rebuild)
 
-    def _fitting(self, dynamic: list[Any], key: Any) -> tuple[tuple[Entry, list[np.ndarray]] | None, str | None]:
-        """A version whose guards hold, with the arrays of this call, or else what the newest one lacks."""
+    def _fitting(
+        self, dynamic: list[Any], key: Any
+    ) -> tuple[tuple[Entry, list[np.ndarray]] | None, str | None]:
+        """A version whose guards hold, with the arrays of this call, or else what the newest one
+        lacks."""
         lacks = []
         for entry in tuple(self._entries.get(key, ())):
             changed = entry.stale(dynamic)
@@ -231,7 +255,9 @@ class CompiledFunction:
                 arrays = entry.arrays(dynamic)
                 if arrays is not None:
                     return (entry, arrays), None
-                changed = "an input has another shape, dtype, layout or shares memory with another one"
+                changed = (
+                    "an input has another shape, dtype, layout or shares memory with another one"
+                )
             lacks.append(changed)
         return None, lacks[0] if lacks else None
 
@@ -248,17 +274,25 @@ class CompiledFunction:
         self._note_retrace(changed)
         arrays = entry.arrays(dynamic)
         if arrays is None:
-            raise EveryOTraceError(f"{self._name}: the inputs changed while the function was traced")
+            raise EveryOTraceError(
+                f"{self._name}: the inputs changed while the function was traced"
+            )
         return entry, arrays
 
     def _compile(self, dynamic: list[Any], rebuild: Callable[..., Any]) -> Entry:
-        objects = [x for x in flatten(rebuild(dynamic))[0] if not isinstance(x, Tensor | np.ndarray | DeviceArray)]
+        objects = [
+            x
+            for x in flatten(rebuild(dynamic))[0]
+            if not isinstance(x, Tensor | np.ndarray | DeviceArray)
+        ]
         call = self._caller(rebuild)
         found = guarding.collect(self._function, objects)
         self._traces += 1
         traced = trace_call(self._name, call, dynamic)
         found.settle(traced.arrays)
-        self._latest = entry = Entry(self._name, call, traced, found, objects, dynamic, self._options)
+        self._latest = entry = Entry(
+            self._name, call, traced, found, objects, dynamic, self._options
+        )
         return entry
 
     def _caller(self, rebuild: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
@@ -273,7 +307,12 @@ class CompiledFunction:
         return call
 
     def _verified(
-        self, entry: Entry, arrays: list[np.ndarray], dynamic: list[Any], key: Any, rebuild: Callable[..., Any]
+        self,
+        entry: Entry,
+        arrays: list[np.ndarray],
+        dynamic: list[Any],
+        key: Any,
+        rebuild: Callable[..., Any],
     ) -> tuple[Entry, list[np.ndarray]]:
         """At the second call of a version: trace again and compare."""
         if entry.verified or not self._options.check:
@@ -332,7 +371,9 @@ class CompiledFunction:
             forget = functools.partial(_forget, weakref.ref(self), id(instance))
             try:
                 reference: Any = weakref.ref(instance, forget)
-            except TypeError:  # __slots__ without __weakref__: such an object lives as long as the function
+            except (
+                TypeError
+            ):  # __slots__ without __weakref__: such an object lives as long as the function
                 reference = functools.partial(_identity, instance)
             bound = CompiledFunction(_bind(self._function, reference), self._options)
             found = self._bound[id(instance)] = (reference, bound)
@@ -399,11 +440,15 @@ def _positions(function: Any, names: Sequence[str]) -> tuple[int, ...]:
         return ()
     unknown = [n for n in names if n not in parameters]
     if unknown:
-        raise ValueError(f"static_argnames {unknown} are not parameters of the function: {parameters}")
+        raise ValueError(
+            f"static_argnames {unknown} are not parameters of the function: {parameters}"
+        )
     return tuple(parameters.index(n) for n in names)
 
 
-def _static_leaves(args: tuple, kwargs: dict, positions: Sequence[int], names: Sequence[str]) -> set[int]:
+def _static_leaves(
+    args: tuple, kwargs: dict, positions: Sequence[int], names: Sequence[str]
+) -> set[int]:
     """The leaf numbers that belong to static arguments."""
     if not names:
         return set()
@@ -423,7 +468,8 @@ def _static_leaves(args: tuple, kwargs: dict, positions: Sequence[int], names: S
 
 
 def compiled(target: Any, options: Options) -> Any:
-    """The compiled form of a function, method, lambda or `Module`; `everyo.compile.compile` is the door."""
+    """The compiled form of a function, method, lambda or `Module`; `everyo.compile.compile` is the
+    door."""
     if isinstance(target, CompiledFunction):
         return CompiledFunction(target._function, options)
     if hasattr(target, "named_parameters") and hasattr(target, "forward"):
@@ -434,7 +480,9 @@ def compiled(target: Any, options: Options) -> Any:
         raise TypeError(f"compile needs a function or a Module, got {type(target).__name__}")
     for what in ("generator", "coroutine", "asyncgen"):
         if getattr(inspect, f"is{what}function")(target):
-            raise TypeError(f"compile needs a function that returns its results, got a {what} function")
+            raise TypeError(
+                f"compile needs a function that returns its results, got a {what} function"
+            )
     return CompiledFunction(target, options)
 
 

@@ -1,8 +1,8 @@
 """The array namespace of a trace: NumPy's functions, recorded as nodes of the graph.
 
-Every method takes symbols, arrays and Python numbers and returns a symbol. What NumPy would decide at
-run time is decided here: result dtypes (by NumPy's own resolution, Python numbers weak), broadcasting,
-axes. The nodes it makes are the few primitives of `everyo.compile.ir`.
+Every method takes symbols, arrays and Python numbers and returns a symbol. What NumPy would decide
+at run time is decided here: result dtypes (by NumPy's own resolution, Python numbers weak),
+broadcasting, axes. The nodes it makes are the few primitives of `everyo.compile.ir`.
 """
 
 import functools
@@ -21,15 +21,24 @@ from everyo.exceptions import EveryOTraceError
 
 _UFUNCS = {n: getattr(np, n) for n in (*ir.UNARY, *ir.BINARY) if hasattr(np, n) and n != "copy"}
 _UFUNCS["abs"] = np.absolute
-_LIKE = {"erf": np.exp, "sigmoid": np.exp, "square": np.square}  # ops that resolve dtypes as these do
+_LIKE = {
+    "erf": np.exp,
+    "sigmoid": np.exp,
+    "square": np.square,
+}  # ops that resolve dtypes as these do
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-_ON_BOOL = {"add": "logical_or", "multiply": "logical_and", "maximum": "maximum", "minimum": "minimum"}
+_ON_BOOL = {
+    "add": "logical_or",
+    "multiply": "logical_and",
+    "maximum": "maximum",
+    "minimum": "minimum",
+}
 
 
 @functools.cache
 def loop_dtypes(name: str, kinds: tuple[Any, ...]) -> tuple[np.dtype, ...]:
-    """The operand dtypes and the result dtype of NumPy's loop for these operands; Python's own types
-    stand for weak numbers."""
+    """The operand dtypes and the result dtype of NumPy's loop for these operands; Python's own
+    types stand for weak numbers."""
     ufunc = _LIKE.get(name) or _UFUNCS[name]
     return ufunc.resolve_dtypes((*kinds, None))
 
@@ -87,7 +96,9 @@ class Builder:
             )
         if node.op == "const" and type(node.param("value")) in (int, float, bool):
             with np.errstate(all="ignore"):
-                return self.table.const(np.asarray(node.param("value"), node.dtype).astype(dtype), dtype)
+                return self.table.const(
+                    np.asarray(node.param("value"), node.dtype).astype(dtype), dtype
+                )
         return self.table.make("cast", node, dtype=dtype)
 
     def spread_to(self, node: Node, shape: tuple[int, ...]) -> Node:
@@ -95,14 +106,18 @@ class Builder:
         if node.shape == shape:
             return node
         if len(node.shape) < len(shape):
-            node = self.table.make("reshape", node, shape=(1,) * (len(shape) - len(node.shape)) + node.shape)
+            node = self.table.make(
+                "reshape", node, shape=(1,) * (len(shape) - len(node.shape)) + node.shape
+            )
         return node if node.shape == shape else self.table.make("broadcast", node, shape=shape)
 
     def _pointwise(self, name: str, *args: Any) -> Symbol:
         if all([type(a) is Symbol and not a.weak and a.storage.narrow is None for a in args]):
             nodes = [a.node for a in args]
             first = nodes[0]
-            if first.dtype.kind == "f" and all([n.dtype == first.dtype and n.shape == first.shape for n in nodes]):
+            if first.dtype.kind == "f" and all(
+                [n.dtype == first.dtype and n.shape == first.shape for n in nodes]
+            ):
                 return self.wrap(self.table.make(name, *nodes))
         symbols = [self.lift(a) for a in args]
         if name in _COMPARISONS:
@@ -135,7 +150,9 @@ class Builder:
             return self.full(shape, name == "isfinite", BOOL)
         if name in ("floor", "ceil", "rint") or (name == "abs" and node.dtype == BOOL):
             return self.wrap(node)
-        raise EveryOTraceError(f"{name} of {node.dtype} is not supported inside a compiled function, at {self.trace.line()}")
+        raise EveryOTraceError(
+            f"{name} of {node.dtype} is not supported inside a compiled function, at {self.trace.line()}"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name in ir.UNARY or name in ir.BINARY:
@@ -207,7 +224,11 @@ class Builder:
         return self.wrap(self.table.make("iota", shape=tuple(shape), axis=axis))
 
     def random(self, state: Any, *, shape: tuple[int, ...], dtype: Any) -> Symbol:
-        return self.wrap(self.table.make("random", self.lift(state).node, shape=tuple(shape), dtype=np.dtype(dtype)))
+        return self.wrap(
+            self.table.make(
+                "random", self.lift(state).node, shape=tuple(shape), dtype=np.dtype(dtype)
+            )
+        )
 
     # ------------------------------------------------------------------ views
 
@@ -216,15 +237,27 @@ class Builder:
         name, value = step
         match name:
             case "reshape":
-                return node if node.shape == value else self.table.make("reshape", node, shape=value)
+                return (
+                    node if node.shape == value else self.table.make("reshape", node, shape=value)
+                )
             case "transpose":
-                return node if value == tuple(range(len(value))) else self.table.make("transpose", node, axes=value)
+                return (
+                    node
+                    if value == tuple(range(len(value)))
+                    else self.table.make("transpose", node, axes=value)
+                )
             case "broadcast":
                 return self.spread_to(node, value)
             case "slice":
                 starts, steps, sizes = value
-                whole = sizes == node.shape and all(s == 1 or n <= 1 for s, n in zip(steps, sizes, strict=True))
-                return node if whole else self.table.make("slice", node, starts=starts, steps=steps, sizes=sizes)
+                whole = sizes == node.shape and all(
+                    s == 1 or n <= 1 for s, n in zip(steps, sizes, strict=True)
+                )
+                return (
+                    node
+                    if whole
+                    else self.table.make("slice", node, starts=starts, steps=steps, sizes=sizes)
+                )
         raise AssertionError(name)
 
     def _viewed(self, s: Symbol, step: Step) -> Symbol:
@@ -253,7 +286,11 @@ class Builder:
 
     def flip(self, x: Any, axis: Any) -> Symbol:
         s = self.lift(x)
-        axes = {a % s.ndim for a in ((axis,) if isinstance(axis, int) else axis)} if axis is not None else set(range(s.ndim))
+        axes = (
+            {a % s.ndim for a in ((axis,) if isinstance(axis, int) else axis)}
+            if axis is not None
+            else set(range(s.ndim))
+        )
         key = tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(s.ndim))
         return self.getitem(s, key)
 
@@ -266,9 +303,15 @@ class Builder:
             sorted(a % s.ndim for a in ((axis,) if isinstance(axis, int) else axis)))  # fmt: skip
         if name in ("sum", "prod") and node.dtype.kind in "bi":
             node = self.cast(s, I64)
-        if name in ("max", "min") and math.prod(node.shape[a] for a in axes) == 0 and node.size == 0:
+        if (
+            name in ("max", "min")
+            and math.prod(node.shape[a] for a in axes) == 0
+            and node.size == 0
+        ):
             if math.prod(n for i, n in enumerate(node.shape) if i not in axes):
-                raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
+                raise ValueError(
+                    f"zero-size array to reduction operation {name} which has no identity"
+                )
         kept = tuple(1 if i in axes else n for i, n in enumerate(node.shape))
         if axes:
             node = self.table.make(name, node, axes=axes)
@@ -308,7 +351,8 @@ class Builder:
         return self._arg("min", x, axis)
 
     def _arg(self, name: str, x: Any, axis: int | None) -> Symbol:
-        """The first position that holds the extreme (or a NaN): the smallest index among the hits."""
+        """The first position that holds the extreme (or a NaN): the smallest index among the
+        hits."""
         s = self._wide(self.lift(x))
         if axis is None:
             s, axis = self.reshape(s, (-1,)), 0
@@ -326,7 +370,8 @@ class Builder:
         return self.transpose(s, order), tuple(sorted(range(s.ndim), key=order.__getitem__))
 
     def _summed(self, x: Any) -> Symbol:
-        """The operand of a sum or product; NumPy computes those of small signed integers in int64."""
+        """The operand of a sum or product; NumPy computes those of small signed integers in
+        int64."""
         s = self.lift(x)
         return self._own(s) if s.dtype.kind == "u" else self._wide(s)
 
@@ -358,7 +403,10 @@ class Builder:
         if left.shape[-1] != right.shape[-2]:
             raise ValueError(f"matmul: inner sizes differ, {left.shape[-1]} and {right.shape[-2]}")
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        left, right = self.spread_to(left, batch + left.shape[-2:]), self.spread_to(right, batch + right.shape[-2:])
+        left, right = (
+            self.spread_to(left, batch + left.shape[-2:]),
+            self.spread_to(right, batch + right.shape[-2:]),
+        )
         if dtype.kind == "f":
             out = self.table.make("matmul", left, right)
         else:
@@ -366,7 +414,9 @@ class Builder:
         shape = (*batch, *(() if row else out.shape[-2:-1]), *(() if column else out.shape[-1:]))
         return self.wrap(self.view(out, ("reshape", shape)))
 
-    def _whole_matmul(self, left: Node, right: Node, batch: tuple[int, ...], dtype: np.dtype) -> Node:
+    def _whole_matmul(
+        self, left: Node, right: Node, batch: tuple[int, ...], dtype: np.dtype
+    ) -> Node:
         """The product of integers or bools, as a sum over an axis of elementwise products."""
         m, k, n = *left.shape[-2:], right.shape[-1]
         wide = (*batch, m, k, n)
@@ -404,8 +454,11 @@ class Builder:
             parts = [slice(None) if k is None else k for k in parts]
         return s, parts
 
-    def _sliced(self, s: Symbol, parts: Sequence[Any]) -> tuple[Symbol, dict[int, Any], tuple[int, ...]]:
-        """The slices and ints of a key applied; what is left: index arrays by axis, axes to drop."""
+    def _sliced(
+        self, s: Symbol, parts: Sequence[Any]
+    ) -> tuple[Symbol, dict[int, Any], tuple[int, ...]]:
+        """The slices and ints of a key applied; what is left: index arrays by axis, axes to
+        drop."""
         mixed = any(not isinstance(k, slice | int) for k in parts)
         starts, steps, sizes, arrays, gone = [], [], [], {}, []
         for axis, (k, n) in enumerate(zip(parts, s.shape, strict=True)):
@@ -425,17 +478,26 @@ class Builder:
                 starts.append(0)
                 steps.append(1)
                 sizes.append(n)
-        return self._viewed(s, ("slice", (tuple(starts), tuple(steps), tuple(sizes)))), arrays, tuple(gone)
+        return (
+            self._viewed(s, ("slice", (tuple(starts), tuple(steps), tuple(sizes)))),
+            arrays,
+            tuple(gone),
+        )
 
-    def _positions(self, shape: tuple[int, ...], arrays: dict[int, Any]) -> tuple[Symbol, tuple[int, ...]]:
-        """The index arrays as one index into the flattened indexed axes, and the shape they share."""
+    def _positions(
+        self, shape: tuple[int, ...], arrays: dict[int, Any]
+    ) -> tuple[Symbol, tuple[int, ...]]:
+        """The index arrays as one index into the flattened indexed axes, and the shape they
+        share."""
         index: Symbol | None = None
         for axis, k in arrays.items():
             i = self.astype(self.lift(k), I64)
             i = self.where(self.less(i, 0), self.add(i, shape[axis]), i)
             index = i if index is None else self.add(self.multiply(index, shape[axis]), i)
         assert index is not None
-        common = np.broadcast_shapes(*(np.shape(k) if not hasattr(k, "shape") else k.shape for k in arrays.values()))
+        common = np.broadcast_shapes(
+            *(np.shape(k) if not hasattr(k, "shape") else k.shape for k in arrays.values())
+        )
         return self.broadcast_to(index, common), common
 
     def _gather(self, s: Symbol, arrays: dict[int, Any]) -> Symbol:
@@ -477,7 +539,9 @@ class Builder:
         placed = self.transpose(moved, tuple(sorted(range(region.ndim), key=order.__getitem__)))
         return self._assembled(shape, whole.shape, region, placed)
 
-    def _assembled(self, shape: tuple[int, ...], whole: tuple[int, ...], region: Symbol, value: Symbol) -> Symbol:
+    def _assembled(
+        self, shape: tuple[int, ...], whole: tuple[int, ...], region: Symbol, value: Symbol
+    ) -> Symbol:
         """Zeros with `value` at the slice that `region` is of them."""
         starts, steps, sizes = region.path[-1][1]
         if sizes == whole and all(s == 1 for s in steps):
@@ -505,12 +569,17 @@ class Builder:
             at += p.shape[axis]
         base = self.full(shape, 0, dtype).node
         steps = ((1,) * len(shape),) * len(pieces)
-        return self.wrap(self.table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps))
+        return self.wrap(
+            self.table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps)
+        )
 
     def pick(self, x: Any, index: Any) -> Symbol:
-        """One element of each row: a masked row sum, which fuses with whatever else reads the row."""
+        """One element of each row: a masked row sum, which fuses with whatever else reads the
+        row."""
         s = self._own(x)
-        return self._reduce("sum", self.where(self._hot(index, s.shape), s, 0), (s.ndim - 1,), False)
+        return self._reduce(
+            "sum", self.where(self._hot(index, s.shape), s, 0), (s.ndim - 1,), False
+        )
 
     def spread(self, g: Any, index: Any, n: int) -> Symbol:
         """Rows of n zeros with `g` at the index."""
@@ -559,8 +628,12 @@ def _natural(node: Node) -> bool:
 
 
 def _placement(axes: Sequence[int], indexed: int, rest: int) -> tuple[int, ...]:
-    """Where the axes of a gathered result go: (index axes, other axes) -> NumPy's order. Adjacent index
-    arrays leave their axes in place, others come first."""
+    """Where the axes of a gathered result go: (index axes, other axes) -> NumPy's order. Adjacent
+    index arrays leave their axes in place, others come first."""
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     before = axes[0] if adjacent else 0
-    return (*range(indexed, indexed + before), *range(indexed), *range(indexed + before, indexed + rest))
+    return (
+        *range(indexed, indexed + before),
+        *range(indexed),
+        *range(indexed + before, indexed + rest),
+    )

@@ -60,7 +60,9 @@ def _compile(text: str) -> tuple[Made, disk.Stored | None]:
     exec(text, names)
     kernel = names["kernel"]
     # a name of its own: symbols of different kernels must differ when they meet in one process
-    kernel.__name__ = kernel.__qualname__ = f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    kernel.__name__ = kernel.__qualname__ = (
+        f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    )
     compiled: Any = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
     return (compiled.address, compiled), _storable(compiled)
 
@@ -72,7 +74,9 @@ _GIVEN = {"numba_gil_ensure": "PyGILState_Ensure", "numba_gil_release": "PyGILSt
 def _linkable(code: bytes) -> bool:
     """Whether object code refers only to what every Python process has."""
     try:
-        return all(name in _GIVEN or hasattr(ctypes.pythonapi, name) for name in elf.undefined(code))
+        return all(
+            name in _GIVEN or hasattr(ctypes.pythonapi, name) for name in elf.undefined(code)
+        )
     except elf.NotLinkable:
         return False
 
@@ -101,14 +105,17 @@ def _link(stored: disk.Stored) -> Made | None:
 
 @cache
 def _engine() -> Any:
-    """The one LLVM engine that links what was stored: an engine for each takes ten times as long."""
+    """The one LLVM engine that links what was stored: an engine for each takes ten times as
+    long."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     for name, function in _GIVEN.items():
         if not llvm.address_of_symbol(name):
-            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value)
+            llvm.add_symbol(
+                name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value
+            )
     machine = llvm.Target.from_default_triple().create_target_machine()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 

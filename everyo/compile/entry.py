@@ -1,8 +1,9 @@
 """One compiled version of a function: a trace, its program, and how to run it on a call.
 
-An `Entry` fetches the inputs of its program, runs it, and then does what eager code would have done:
-stores gradients, scalars, buffers and attributes, and returns the results. Where a result requires
-gradients it hangs a node on it whose backward function is compiled as well, when first needed.
+An `Entry` fetches the inputs of its program, runs it, and then does what eager code would have
+done: stores gradients, scalars, buffers and attributes, and returns the results. Where a result
+requires gradients it hangs a node on it whose backward function is compiled as well, when first
+needed.
 """
 
 import copy
@@ -41,7 +42,9 @@ def trace_call(name: str, call: Call, leaves: Sequence[Any]) -> Traced:
         except Overlap as overlap:
             trace.undo_attributes()
             if overlap.owners <= merged:
-                raise trace.error("two arrays share memory that neither owns, and one is written") from None
+                raise trace.error(
+                    "two arrays share memory that neither owns, and one is written"
+                ) from None
             merged |= overlap.owners
 
 
@@ -66,8 +69,11 @@ def _traced(trace: Trace, call: Call, placeholders: Sequence[Any]) -> Traced:
     return _with_parents(traced, parents)
 
 
-def trace_backward(name: str, call: Call, leaves: Sequence[Any], result: int, parents: Sequence[Any]) -> Traced:
-    """Trace the gradients of result leaf `result` by `parents`; the last dynamic leaf is its gradient."""
+def trace_backward(
+    name: str, call: Call, leaves: Sequence[Any], result: int, parents: Sequence[Any]
+) -> Traced:
+    """Trace the gradients of result leaf `result` by `parents`; the last dynamic leaf is its
+    gradient."""
     placeholders = [_outside(leaf) for leaf in leaves]
     trace = Trace(f"{name}.backward", placeholders)
     try:
@@ -76,7 +82,9 @@ def trace_backward(name: str, call: Call, leaves: Sequence[Any], result: int, pa
             with enable_grad():
                 out = flatten(call(inside[:-1]))[0][result]
             wanted = [placeholders[p] if isinstance(p, int) else p for p in parents]
-            found = {id(t): g for t, g in propagate(out, trace.xp.asarray(inside[-1]), trace.xp, wanted)}
+            found = {
+                id(t): g for t, g in propagate(out, trace.xp.asarray(inside[-1]), trace.xp, wanted)
+            }
             gradients = [found.get(id(t)) for t in wanted]
             gradients = [None if g is None else trace.xp.copy(g) for g in gradients]
             for table in (trace.grads, trace.rebound, trace.items):
@@ -90,7 +98,8 @@ def trace_backward(name: str, call: Call, leaves: Sequence[Any], result: int, pa
 
 
 def _outside(leaf: Any) -> Any:
-    """What stands for an argument: a tensor with a graph becomes a leaf, the graph stays outside."""
+    """What stands for an argument: a tensor with a graph becomes a leaf, the graph stays
+    outside."""
     if isinstance(leaf, Tensor) and leaf.grad_node is not None:
         stand_in = Tensor._wrap(leaf._data)
         stand_in._requires_grad = True
@@ -112,7 +121,8 @@ def _inside(trace: Trace, placeholders: Sequence[Any]) -> list[Any]:
 
 
 def _settle_attributes(trace: Trace, traced: Traced) -> None:
-    """Traced values stored in attributes become effects; until a call stores them the old value stays."""
+    """Traced values stored in attributes become effects; until a call stores them the old value
+    stays."""
     values = {e.key: e for e in traced.effects if e.what == "attribute"}
     for (_, name), (owner, value, _, line) in list(trace.attributes.items()):
         if name in values and isinstance(value, Tensor) and value.requires_grad:
@@ -127,7 +137,8 @@ def _settle_attributes(trace: Trace, traced: Traced) -> None:
 
 
 def _parents(result: Any, trace: Trace) -> list[Any]:
-    """The leaves below the results that require gradients: argument positions, or captured tensors."""
+    """The leaves below the results that require gradients: argument positions, or captured
+    tensors."""
     out: dict[int, Any] = {}
     for x in flatten(result)[0]:
         if isinstance(x, Tensor) and x._requires_grad and type(x._data) is Symbol:
@@ -138,17 +149,31 @@ def _parents(result: Any, trace: Trace) -> list[Any]:
 
 
 def _with_parents(traced: Traced, parents: Sequence[Any]) -> Traced:
-    return Traced(**{**{f: getattr(traced, f) for f in traced.__dataclass_fields__}, "parents": tuple(parents)})
+    return Traced(
+        **{
+            **{f: getattr(traced, f) for f in traced.__dataclass_fields__},
+            "parents": tuple(parents),
+        }
+    )
 
 
 class Entry:
     """One compiled version."""
 
     def __init__(
-        self, name: str, call: Call, traced: Traced, guards: Guards, objects: Any, leaves: Sequence[Any], options: Any
+        self,
+        name: str,
+        call: Call,
+        traced: Traced,
+        guards: Guards,
+        objects: Any,
+        leaves: Sequence[Any],
+        options: Any,
     ) -> None:
         self.name, self.call, self.guards = name, call, guards
-        self.traced = traced = replace(traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves))
+        self.traced = traced = replace(
+            traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves)
+        )
         self.objects = objects  # keeps the ids of static arguments valid
         self.cache = options.cache
         self.graph = passes.run(traced.graph)
@@ -167,7 +192,11 @@ class Entry:
         self.aliases = _aliases(self._fetch(leaves))
         reached = guards.reached | {id(t) for t in self.tensors}
         owners = (e.owner for e in traced.effects if isinstance(e.owner, Tensor))
-        self.captured = reached | {id(t) for t in owners} | {id(s.owner) for s in traced.sources if s.kind == "array"}
+        self.captured = (
+            reached
+            | {id(t) for t in owners}
+            | {id(s.owner) for s in traced.sources if s.kind == "array"}
+        )
         self.shared = self._shared(leaves)
 
     def _shared(self, leaves: Sequence[Any]) -> list[int]:
@@ -188,7 +217,9 @@ class Entry:
                 return f"{key!r} was {value!r}, is {now!r}"
         for array, contents in self.traced.frozen:
             if array.tobytes() != contents:
-                return f"an array of shape {array.shape} whose contents the function used has changed"
+                return (
+                    f"an array of shape {array.shape} whose contents the function used has changed"
+                )
         for owner, none in self.traced.grad_none:
             t = leaves[owner] if isinstance(owner, int) else owner
             if (t._grad is None) is not none:
@@ -201,7 +232,8 @@ class Entry:
         return None
 
     def _fetch(self, leaves: Sequence[Any]) -> list[np.ndarray] | None:
-        """The arrays of the inputs, or None if one no longer has the shape, dtype or layout of the trace."""
+        """The arrays of the inputs, or None if one no longer has the shape, dtype or layout of the
+        trace."""
         arrays = []
         for source, node in self.inputs:
             a = source.fetch(leaves)
@@ -237,7 +269,10 @@ class Entry:
         traced = self.traced
         held = None
         if traced.results and self.grad and not self.spent:
-            held = [a.copy() if copied else a for a, copied in zip(arrays, self.copied(leaves), strict=True)]
+            held = [
+                a.copy() if copied else a
+                for a, copied in zip(arrays, self.copied(leaves), strict=True)
+            ]
         outputs = self.program(arrays)
         self.runs += 1
         if self.written:
@@ -303,10 +338,11 @@ class Entry:
     # ------------------------------------------------------------------ gradients from outside
 
     def copied(self, leaves: Sequence[Any]) -> list[bool]:
-        """Which inputs a later backward() needs copies of: what the call overwrites, and arrays, which
-        unlike tensors do not remember that they were written."""
+        """Which inputs a later backward() needs copies of: what the call overwrites, and arrays,
+        which unlike tensors do not remember that they were written."""
         return [
-            i in self.written or not (s.kind == "data" or (s.kind == "arg" and isinstance(leaves[s.owner], Tensor)))
+            i in self.written
+            or not (s.kind == "data" or (s.kind == "arg" and isinstance(leaves[s.owner], Tensor)))
             for i, (s, _) in enumerate(self.inputs)
         ]
 
@@ -317,7 +353,9 @@ class Entry:
         written = [self.traced.sources[i] for i in self.written]
         parents = {p if isinstance(p, int) else id(p) for p in self.traced.parents}
         return self.grad and any(
-            (s.owner if s.kind == "arg" else id(s.owner)) in parents for s in written if s.kind in ("arg", "data")
+            (s.owner if s.kind == "arg" else id(s.owner)) in parents
+            for s in written
+            if s.kind in ("arg", "data")
         )
 
     def spent_node(self) -> Node:
@@ -330,16 +368,21 @@ class Entry:
                 "compiled function itself; call backward() in there, before the update"
             )
 
-        return Node(name, [t for t in self.traced.parents if not isinstance(t, int)], backward_fn, {})
+        return Node(
+            name, [t for t in self.traced.parents if not isinstance(t, int)], backward_fn, {}
+        )
 
     def hang(self, results: list[Any], leaves: Sequence[Any], held: list[np.ndarray]) -> None:
-        """Give the results that require gradients their nodes; `held` are the inputs as they were."""
+        """Give the results that require gradients their nodes; `held` are the inputs as they
+        were."""
         parents = [leaves[p] if isinstance(p, int) else p for p in self.traced.parents]
         saved = [*parents, *self.tensors, *(x for x in leaves if isinstance(x, Tensor))]
         for i in self.traced.results:
             out = results[i]
 
-            def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None, i: int = i) -> list[Any]:
+            def backward_fn(
+                gradient: Any, xp: Any = NUMPY, through: Node | None = None, i: int = i
+            ) -> list[Any]:
                 if through is not None or MODE.trace is not None:
                     return self._eager_backward(i, leaves, parents, held, gradient, xp)
                 return self._compiled_backward(i, leaves, held, gradient)
@@ -347,7 +390,9 @@ class Entry:
             out.grad_node = Node(self.name, parents, backward_fn, {}, [t._cell for t in saved])
             out._requires_grad = True
 
-    def _compiled_backward(self, i: int, leaves: Sequence[Any], held: list, gradient: np.ndarray) -> list[Any]:
+    def _compiled_backward(
+        self, i: int, leaves: Sequence[Any], held: list, gradient: np.ndarray
+    ) -> list[Any]:
         everything = [*leaves, gradient if type(gradient) is DeviceArray else np.asarray(gradient)]
         if i not in self.backward:
             broken = self.guards.broken()
@@ -356,7 +401,10 @@ class Entry:
                     f"{self.name}: backward() after the function's Python state changed ({broken}); call backward() first"
                 )
             traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
-            self.backward[i] = (traced, make_program(passes.run(traced.graph), self.device, self.cache))
+            self.backward[i] = (
+                traced,
+                make_program(passes.run(traced.graph), self.device, self.cache),
+            )
         traced, program = self.backward[i]
         known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}
         arrays = []
@@ -366,13 +414,16 @@ class Entry:
             a = a if type(a) is DeviceArray else np.asarray(a, node.dtype)
             arrays.append(a if _laid_out(a, node) else _as_laid_out(np.asarray(a), node))
         outputs = program(arrays)
-        return [None if leaf.place is None else leaf.place.resolve(arrays, outputs) for leaf in traced.leaves]
+        return [
+            None if leaf.place is None else leaf.place.resolve(arrays, outputs)
+            for leaf in traced.leaves
+        ]
 
     def _eager_backward(
         self, i: int, leaves: Sequence[Any], parents: list, held: list, gradient: Any, xp: Any
     ) -> list[Any]:
-        """Differentiated again (or inside another trace): the user's own function, run on tensors from
-        the state that the call began with."""
+        """Differentiated again (or inside another trace): the user's own function, run on tensors
+        from the state that the call began with."""
         whole = all(self.inputs[i][1].dtype.kind == "i" for i in self.written)  # random states
         if self.traced.effects or not whole or (self.written and MODE.trace is not None):
             raise EveryOGradientError(
@@ -407,8 +458,13 @@ def _exactly(source: Source) -> tuple[Any, ...]:
 
 
 def _unshared(leaf: Leaf, guards: Guards) -> Leaf:
-    """A result that the function made itself while it was traced: every call returns a copy of its own."""
-    made = leaf.what == "object" and isinstance(leaf.value, _MUTABLE) and id(leaf.value) not in guards.reached
+    """A result that the function made itself while it was traced: every call returns a copy of its
+    own."""
+    made = (
+        leaf.what == "object"
+        and isinstance(leaf.value, _MUTABLE)
+        and id(leaf.value) not in guards.reached
+    )
     return replace(leaf, what="fresh", value=copy.deepcopy(leaf.value)) if made else leaf
 
 
@@ -425,7 +481,9 @@ def _as_laid_out(a: np.ndarray, node: ir.Node) -> np.ndarray:
     low = sum(s * (n - 1) for s, n in zip(node.param("strides"), node.shape, strict=True) if s < 0)
     span = sum(abs(s) * (n - 1) for s, n in zip(node.param("strides"), node.shape, strict=True)) + 1
     flat = np.empty(span, a.dtype)
-    out = np.lib.stride_tricks.as_strided(flat[-low:], node.shape, tuple(s * a.itemsize for s in node.param("strides")))
+    out = np.lib.stride_tricks.as_strided(
+        flat[-low:], node.shape, tuple(s * a.itemsize for s in node.param("strides"))
+    )
     out[...] = a
     return out
 
@@ -449,7 +507,8 @@ def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
 
 
 def differences(first: Traced, second: Traced) -> str | None:
-    """What two traces of one function in one state differ in, or None; arrays that were equal are constants."""
+    """What two traces of one function in one state differ in, or None; arrays that were equal are
+    constants."""
     a, b = (str(replace(t.graph, lines={})).splitlines() for t in (first, second))
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
@@ -475,20 +534,31 @@ def differences(first: Traced, second: Traced) -> str | None:
 
 
 def _described(graph: ir.Graph, i: int) -> str:
-    """Node `i` of the printed graph: the constant or the op, and the user's line that it comes from."""
+    """Node `i` of the printed graph: the constant or the op, and the user's line that it comes
+    from."""
     order = ir.walk((*graph.inputs, *graph.roots))
     if not 0 <= i < len(order):
         return "the end of the trace"
     node = order[i]
     reached = {node}
-    reached.update(n for n in order[i:] if reached.intersection(n.inputs))  # what is computed from it
+    reached.update(
+        n for n in order[i:] if reached.intersection(n.inputs)
+    )  # what is computed from it
     lines = [graph.lines[n] for n in order[i:] if n in reached and n in graph.lines]
-    what = f"the constant {node.param('value')!r}" if node.op == "const" else f"{node.op} of shape {node.shape}"
+    what = (
+        f"the constant {node.param('value')!r}"
+        if node.op == "const"
+        else f"{node.op} of shape {node.shape}"
+    )
     return f"{what} at {lines[0]}" if lines else what
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    )
 
 
 def _same_leaves(first: Traced, second: Traced) -> bool:

@@ -9,8 +9,8 @@ from everyo.compile.machine import machine
 
 
 def _of_peak(row: Any, seconds: float) -> str:
-    """The larger of the shares of the machine's bandwidth and of its matmul rate; a row whose data lie
-    in the caches can pass 100 % of the bandwidth."""
+    """The larger of the shares of the machine's bandwidth and of its matmul rate; a row whose data
+    lie in the caches can pass 100 % of the bandwidth."""
     if not seconds:
         return "-"
     share = max(row.bytes / seconds / machine().bandwidth, row.flops / seconds / machine().flops)
@@ -35,7 +35,14 @@ class Explanation:
         total = sum(self.seconds) if self.seconds else 0.0
         for i, row in enumerate(self.rows):
             shapes = " ".join("x".join(map(str, s)) or "1" for s in row.shapes)
-            line = [str(i), row.name, shapes, str(row.chunks), f"{row.bytes / 1e3:.1f}", f"{row.flops / 1e3:.1f}"]
+            line = [
+                str(i),
+                row.name,
+                shapes,
+                str(row.chunks),
+                f"{row.bytes / 1e3:.1f}",
+                f"{row.flops / 1e3:.1f}",
+            ]
             if self.seconds is not None:
                 t = self.seconds[i]
                 line += [
@@ -50,7 +57,9 @@ class Explanation:
         lines = ["  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(r, widths, strict=True)))
                  .rstrip() for r in table]  # fmt: skip
         texts = len({row.text for row in self.rows})
-        lines.append(f"{len(self.rows)} rows, {texts} distinct kernels, arena {self.arena_bytes / 1e3:.1f} kB")
+        lines.append(
+            f"{len(self.rows)} rows, {texts} distinct kernels, arena {self.arena_bytes / 1e3:.1f} kB"
+        )
         if self.seconds is not None:
             m = machine()
             lines.append(f"{total * 1e6:.1f} us in all; peaks: {m.bandwidth / 1e9:.1f} GB/s of a plain copy, "

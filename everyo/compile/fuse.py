@@ -63,7 +63,9 @@ class Group:
     def __str__(self) -> str:
         n = self.nodes[0]
         if self.kind == "tape":
-            return f"tape of {len(self.nodes)} operations -> {', '.join(map(_typed, self.stores[:4]))}"
+            return (
+                f"tape of {len(self.nodes)} operations -> {', '.join(map(_typed, self.stores[:4]))}"
+            )
         if self.space is None:
             return f"{self.kind} {' , '.join(map(_typed, n.inputs))} -> {_typed(n)}"
         s = self.space

@@ -1,10 +1,11 @@
 """Guards: the Python values a traced function was read with.
 
 A trace bakes in what ordinary Python code decides: numbers, strings, flags and which objects stand
-behind which names. `collect` finds the places such values are read from and remembers what they held;
-a call whose guards fail is traced anew. Places are the globals and closure cells of the function and
-of the Python functions it calls, and, reached from them, the entries of dicts, lists and sets, the
-globals of modules and the attributes of classes and objects whose names this code mentions.
+behind which names. `collect` finds the places such values are read from and remembers what they
+held; a call whose guards fail is traced anew. Places are the globals and closure cells of the
+function and of the Python functions it calls, and, reached from them, the entries of dicts, lists
+and sets, the globals of modules and the attributes of classes and objects whose names this code
+mentions.
 """
 
 import dis
@@ -60,8 +61,9 @@ _BY_ANY_NAME = {
 class Guard:
     """One place or container and what it held.
 
-    `kind` is "item" (of a dict), "entry" (of a list), "cell", "slot", "length" (of the dict of an object),
-    for all entries at once "list", "dict" or "set", or "array" (the bytes of a small one). `slow` ones change only when the epoch moves.
+    `kind` is "item" (of a dict), "entry" (of a list), "cell", "slot", "length" (of the dict of an
+    object), for all entries at once "list", "dict" or "set", or "array" (the bytes of a small one).
+    `slow` ones change only when the epoch moves.
     """
 
     kind: str
@@ -187,8 +189,8 @@ class Guards:
         return None
 
     def settle(self, inputs: frozenset[int]) -> None:
-        """After the trace, which reads the arrays with ids `inputs` at every call: set aside what it
-        changed, a counter must not retrace for ever.
+        """After the trace, which reads the arrays with ids `inputs` at every call: set aside what
+        it changed, a counter must not retrace for ever.
         Of a container that it changed, the other entries stay guarded."""
         self.fast = [g for g in self.fast if g.kind != "array" or id(g.container) not in inputs]
         moved = [g for g in (*self.fast, *self.slow) if not g.holds()]

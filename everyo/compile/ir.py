@@ -89,8 +89,8 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """`outputs` are returned; each (input, value) of `writes` is stored over the old contents of that
-    input after everything has been computed and every check has passed."""
+    """`outputs` are returned; each (input, value) of `writes` is stored over the old contents of
+    that input after everything has been computed and every check has passed."""
 
     name: str
     inputs: tuple[Node, ...]
@@ -133,7 +133,11 @@ class Table:
     def make(self, op: str, *inputs: Node, **params: Any) -> Node:
         """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
         items = tuple(sorted(params.items())) if params else ()
-        key = (op, inputs, tuple([(k, type(v), repr(v)) for k, v in items]))  # 1, True and 1.0 differ
+        key = (
+            op,
+            inputs,
+            tuple([(k, type(v), repr(v)) for k, v in items]),
+        )  # 1, True and 1.0 differ
         node = self.nodes.get(key)
         if node is None:
             shape, dtype = infer(op, inputs, params)
@@ -157,7 +161,8 @@ class Table:
 
 
 class IRError(AssertionError):
-    """A node or graph that breaks the rules of the IR: always a bug of the compiler, never of the user."""
+    """A node or graph that breaks the rules of the IR: always a bug of the compiler, never of the
+    user."""
 
 
 def require(condition: Any, *what: Any) -> None:
@@ -205,13 +210,17 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             return p["shape"], I64
         case "where":
             arity(3)
-            require(dtypes[0] == BOOL and dtypes[1] == dtypes[2] and len(set(shapes)) == 1, op, inputs)
+            require(
+                dtypes[0] == BOOL and dtypes[1] == dtypes[2] and len(set(shapes)) == 1, op, inputs
+            )
             return shapes[0], dtypes[1]
         case "cast":
             arity(1)
             require(p["dtype"] in DTYPES and p["dtype"] != dtypes[0], "cast to", p["dtype"])
             return shapes[0], p["dtype"]
-        case "take":  # table (n, *rest), index int64 (*k) -> (*k, *rest); an index outside [0, n) is clamped
+        case (
+            "take"
+        ):  # table (n, *rest), index int64 (*k) -> (*k, *rest); an index outside [0, n) is clamped
             arity(2)
             require(dtypes[1] == I64 and len(shapes[0]) >= 1, op, inputs)
             return (*shapes[1], *shapes[0][1:]), dtypes[0]
@@ -227,7 +236,9 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             arity(1)
             new = p["shape"]
             require(len(new) == len(shapes[0]), op, inputs, p)
-            require(all(s == n or s == 1 for s, n in zip(shapes[0], new, strict=True)), op, inputs, p)
+            require(
+                all(s == n or s == 1 for s, n in zip(shapes[0], new, strict=True)), op, inputs, p
+            )
             return new, dtypes[0]
         case "slice":  # per axis: start, step (nonzero, may be negative), size
             arity(1)
@@ -239,7 +250,14 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             arity(1)
             axes = p["axes"]
             require(dtypes[0].kind in REDUCTIONS[op], op, "does not take", dtypes[0])
-            require(axes and list(axes) == sorted(set(axes)) and 0 <= axes[0] and axes[-1] < len(shapes[0]), op, p)
+            require(
+                axes
+                and list(axes) == sorted(set(axes))
+                and 0 <= axes[0]
+                and axes[-1] < len(shapes[0]),
+                op,
+                p,
+            )
             return tuple(s for i, s in enumerate(shapes[0]) if i not in axes), dtypes[0]
         case "matmul":  # (*batch, m, k) @ (*batch, k, n), equal batches, floats
             arity(2)
@@ -247,14 +265,20 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             require(dtypes[0] == dtypes[1] and dtypes[0].kind == "f", op, inputs)
             require(len(a) == len(b) >= 2 and a[:-2] == b[:-2] and a[-1] == b[-2], op, inputs)
             return (*a[:-1], b[-1]), dtypes[0]
-        case "scatter_add":  # index int64 (*k), updates (*k, *rest) -> (rows, *rest), repeated rows add up
+        case (
+            "scatter_add"
+        ):  # index int64 (*k), updates (*k, *rest) -> (rows, *rest), repeated rows add up
             arity(2)
             k = len(shapes[0])
             require(dtypes[0] == I64 and shapes[1][:k] == shapes[0], op, inputs)
             require(dtypes[1].kind in "if", op, inputs)
             return (p["rows"], *shapes[1][k:]), dtypes[1]
-        case "assemble":  # base with pieces written over it, in order; piece i at base[starts_i :: steps_i]
-            require(len(inputs) >= 2 and len(p["starts"]) == len(p["steps"]) == len(inputs) - 1, op, p)
+        case (
+            "assemble"
+        ):  # base with pieces written over it, in order; piece i at base[starts_i :: steps_i]
+            require(
+                len(inputs) >= 2 and len(p["starts"]) == len(p["steps"]) == len(inputs) - 1, op, p
+            )
             require(len(set(dtypes)) == 1, op, inputs)
             for piece, start, step in zip(shapes[1:], p["starts"], p["steps"], strict=True):
                 for n, a, s, k in zip(shapes[0], start, step, piece, strict=True):
@@ -265,11 +289,15 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             arity(1)
             require(dtypes[0].kind in "if" and shapes[0], op, inputs)
             return shapes[0], dtypes[0]
-        case "argsort":  # stable, ascending along the last axis, NaN last, as numpy.argsort(kind="stable")
+        case (
+            "argsort"
+        ):  # stable, ascending along the last axis, NaN last, as numpy.argsort(kind="stable")
             arity(1)
             require(shapes[0], op, inputs)
             return shapes[0], I64
-        case "random":  # state int64 (6,): Philox key (2) and counter (4) -> uniform [0, 1), see core/random.py
+        case (
+            "random"
+        ):  # state int64 (6,): Philox key (2) and counter (4) -> uniform [0, 1), see core/random.py
             arity(1)
             require(dtypes[0] == I64 and shapes[0] == (6,), op, inputs)
             require(p["dtype"] in (F32, F64), op, p)
@@ -282,7 +310,9 @@ def check(graph: Graph) -> None:
     order = walk(graph.roots)
     inputs = set(graph.inputs)
     for n in order:
-        require(infer(n.op, n.inputs, dict(n.params)) == (n.shape, n.dtype), "inference differs:", n)
+        require(
+            infer(n.op, n.inputs, dict(n.params)) == (n.shape, n.dtype), "inference differs:", n
+        )
         require(n.op != "input" or n in inputs, "input not listed:", n)
     for target, value in graph.writes:
         require(target.op == "input" and target in inputs, "write to", target)

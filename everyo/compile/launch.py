@@ -1,9 +1,9 @@
 """The steady state of a compiled function: a generated Python function that checks and runs.
 
 After the second call of a version its checks (types, shapes and layouts of arguments, guards, the
-epoch), the fetching of inputs and the storing of results are written out as straight Python for this
-version alone. Whatever does not fit returns `MISS`, and the general path in `everyo.compile.api`
-decides. `print(launcher.text)` shows the function.
+epoch), the fetching of inputs and the storing of results are written out as straight Python for
+this version alone. Whatever does not fit returns `MISS`, and the general path in
+`everyo.compile.api` decides. `print(launcher.text)` shows the function.
 """
 
 import copy
@@ -87,16 +87,21 @@ class _Writer:
 
     def same_array(self, name: str, shape: tuple, dtype: np.dtype, strides: Any) -> None:
         layout = f"{name}.flags.c_contiguous" if strides is None else f"{name}.strides == {strides}"
-        self.unless(f"{name}.shape == {shape} and {name}.dtype is {self.constant(dtype)} and {layout}")
+        self.unless(
+            f"{name}.shape == {shape} and {name}.dtype is {self.constant(dtype)} and {layout}"
+        )
 
 
 def launcher(entry: Any, key: Any) -> Launch | None:
-    """The function for a verified version of calls with this key, or None if it has no such form."""
+    """The function for a verified version of calls with this key, or None if it has no such
+    form."""
     w = _Writer(entry)
     traced = entry.traced
     if traced.views or traced.identical or entry.program.data_at < 0:
         return None
-    if any(e.what == "data" for e in traced.effects) or any(s.kind in ("cast", "owner") for s in traced.sources):
+    if any(e.what == "data" for e in traced.effects) or any(
+        s.kind in ("cast", "owner") for s in traced.sources
+    ):
         return None
     structure, specs, grad, cast = key
     try:
@@ -121,7 +126,9 @@ def launcher(entry: Any, key: Any) -> Launch | None:
 def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     """Check the arguments."""
     remaining = iter(specs)
-    objects: dict[int, list[str]] = {}  # arguments that must be one object, by the group of their keys
+    objects: dict[
+        int, list[str]
+    ] = {}  # arguments that must be one object, by the group of their keys
 
     def visit(s: Any, name: str) -> None:
         if s is None:
@@ -130,7 +137,11 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
         kind, keys, parts = s
         if kind not in (tuple, list, dict):
             raise _NoForm
-        same = f"tuple({name}) == {w.constant(keys)}" if kind is dict else f"len({name}) == {len(parts)}"
+        same = (
+            f"tuple({name}) == {w.constant(keys)}"
+            if kind is dict
+            else f"len({name}) == {len(parts)}"
+        )
         w.unless(f"type({name}) is {kind.__name__} and {same}")
         for i, part in enumerate(parts):
             inner = f"{name}_{i}"
@@ -147,7 +158,9 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
                 w.unless(f"type({name}) is Tensor")
                 w(f"{name}_d = {name}._data")
                 w.same_array(f"{name}_d", shape, dtype, layout)
-                w.unless(f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is {is_leaf}")
+                w.unless(
+                    f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is {is_leaf}"
+                )
                 objects.setdefault(spec[-1], []).append(name)
                 w.leaves.append(name)
                 w.arrays.append(f"{name}_d")
@@ -206,7 +219,10 @@ def _inputs(w: _Writer) -> list[str]:
         name = f"i{i}"
         strides = node.param("strides")
         layout = None if strides is None else tuple(s * node.dtype.itemsize for s in strides)
-        if source.kind in ("data", "array"):  # rebinding moves the epoch, so the object is fixed here
+        if source.kind in (
+            "data",
+            "array",
+        ):  # rebinding moves the epoch, so the object is fixed here
             array = source.owner._data if source.kind == "data" else source.owner
             w.constant(array)
             out.append(str(id(array)))
@@ -214,7 +230,9 @@ def _inputs(w: _Writer) -> list[str]:
         if source.kind == "arg" and w.arrays[source.owner]:
             out.append(f"id({w.arrays[source.owner]})")
             continue
-        owner = w.leaves[source.owner] if isinstance(source.owner, int) else w.constant(source.owner)
+        owner = (
+            w.leaves[source.owner] if isinstance(source.owner, int) else w.constant(source.owner)
+        )
         match source.kind:
             case "arg":
                 w(f"{name} = {owner}")
@@ -244,10 +262,15 @@ def _run(w: _Writer, inputs: list[str]) -> None:
         w(f"o{i} = {buffers}[0] if count({buffers}[0]) == {FREE} else {buffers}[1] if count({buffers}[1]) == {FREE} "
           f"else {w.constant(pool.take)}()")  # fmt: skip
     if _hangs(entry):
-        fetched = (f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))" for s, _ in entry.inputs)
+        fetched = (
+            f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))"
+            for s, _ in entry.inputs
+        )
         w.scope["asarray"] = np.asarray
         w(f"kept = {w.constant(entry.copied)}(({', '.join([*w.leaves, ''])}))")
-        w(f"held = [{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]")
+        w(
+            f"held = [{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]"
+        )
     objects = w.constant(program.objects)
     for i, address in enumerate([*inputs, *(f"id(o{i})" for i in outputs)]):
         w(f"{objects}[{i}] = {address}")
@@ -286,7 +309,13 @@ def _results(w: _Writer) -> None:
     for e in traced.effects:
         owner = w.leaves[e.owner] if isinstance(e.owner, int) else w.constant(e.owner)
         value = w.constant(e.value) if e.wrap == "object" else place(e.value)
-        value = f"wrap({value})" if e.wrap == "tensor" else f"{value}.item()" if e.wrap == "number" else value
+        value = (
+            f"wrap({value})"
+            if e.wrap == "tensor"
+            else f"{value}.item()"
+            if e.wrap == "number"
+            else value
+        )
         match e.what:
             case "grad":
                 w(f"{owner}._grad = {value}")

@@ -1,8 +1,8 @@
 """Which rows run together: independent ones as a single launch over (row, chunk) pairs.
 
 Groups that follow each other and do not touch each other's results form a run: the updates of all
-parameters, the two gradients of a product, the projections of attention. Values that die or are born
-within a run must not share bytes, so a run counts as one step of the memory plan.
+parameters, the two gradients of a product, the projections of attention. Values that die or are
+born within a run must not share bytes, so a run counts as one step of the memory plan.
 """
 
 from dataclasses import dataclass

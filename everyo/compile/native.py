@@ -15,7 +15,9 @@ from everyo.compile.program import FOLDS, KINDS, wide
 
 # executor: where its table has what
 PROGRAM, FIRST, GUARD, LAST, PATCHES, PATCH_COUNT, ARRAYS, ARRAY_COUNT = range(8)
-FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, OBJECTS, POOL, CONTROL_SIZE = range(8, 18)
+FLAGS, FLAG_COUNT, SPANS, SPAN_COUNT, ORDER, DATA_AT, STATUS, OBJECTS, POOL, CONTROL_SIZE = range(
+    8, 18
+)
 FINE, OVERLAP, FAILED = 0, -1, 1  # STATUS: FAILED + i when check i fails
 
 # P: the control table. Reads the arrays' addresses, looks for overlap, patches the tables, runs.

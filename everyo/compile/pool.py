@@ -1,10 +1,10 @@
 """The thread pool: worker threads that take chunks of a program's rows.
 
-Workers are ordinary Python threads inside one native function, the GIL released. While a program runs
-they spin on a shared word and claim chunks by compare-and-exchange; the thread that runs the program
-works on every row itself and only waits for chunks that were claimed, so a worker that is late or
-asleep costs nothing. After a short while without work they go back to Python and sleep. Which thread
-computes a chunk never changes a bit of it.
+Workers are ordinary Python threads inside one native function, the GIL released. While a program
+runs they spin on a shared word and claim chunks by compare-and-exchange; the thread that runs the
+program works on every row itself and only waits for chunks that were claimed, so a worker that is
+late or asleep costs nothing. After a short while without work they go back to Python and sleep.
+Which thread computes a chunk never changes a bit of it.
 """
 
 import atexit
@@ -56,8 +56,8 @@ SHARE = f"""
                 atomic_store(pool + {BUSY}, 0)
 """
 
-# P[0]: address of the shared words. A claimed word says that the fields read before it belong to it:
-# they change only while the word is closed.
+# P[0]: address of the shared words. A claimed word says that the fields read before it belong to
+# it: they change only while the word is closed.
 WORKER = f"""{HEAD}
     pool = P[0]
     idle, most = 0, peek(pool + {LOOKS})
@@ -204,7 +204,8 @@ class _Threads:
 
 
 def _default() -> int:
-    """The processors this process may use, or fewer if NUMBA_NUM_THREADS or OMP_NUM_THREADS say so."""
+    """The processors this process may use, or fewer if NUMBA_NUM_THREADS or OMP_NUM_THREADS say
+    so."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = min(MOST, len(affinity(0)) if affinity else os.cpu_count() or 1, _quota())
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):

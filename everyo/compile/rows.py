@@ -300,7 +300,9 @@ class Plan:
         for n in g.nodes:
             given = [operand(o) for o in n.inputs]
             known = [0 if isinstance(x, tuple) else x for x in given]
-            marks += [(len(entries), 1 + i, x[1]) for i, x in enumerate(given) if isinstance(x, tuple)]
+            marks += [
+                (len(entries), 1 + i, x[1]) for i, x in enumerate(given) if isinstance(x, tuple)
+            ]
             emit_entry(n, tape.code_of(n), known, place(n))
         for n in g.stores:
             copy = self.copies.make("copy", self.copies.input((), n.dtype))
@@ -325,7 +327,9 @@ class Plan:
         width = {entry: len(operands) for entry, _, operands in calls}
         for entry, word, n, shift in outside:
             if entry in where:
-                self._address(tables, where[entry] + (width[entry] - 1 if word == 4 else word - 1), n, shift)
+                self._address(
+                    tables, where[entry] + (width[entry] - 1 if word == 4 else word - 1), n, shift
+                )
             else:
                 self._address(flat, entry * tape.WORDS + word, n, shift)
         self.tables += [words, tables]

@@ -1,8 +1,8 @@
 """Arrays that record: what stands for an ndarray while a function is traced.
 
 A `Storage` is a piece of memory, its contents a node of the graph that writing replaces. A `Symbol`
-is an array on a storage, the whole of it or a view (`path`: the view steps from the whole to it), so
-that in-place writes are seen by every array on the same memory, exactly as in NumPy.
+is an array on a storage, the whole of it or a view (`path`: the view steps from the whole to it),
+so that in-place writes are seen by every array on the same memory, exactly as in NumPy.
 """
 
 import math
@@ -42,7 +42,9 @@ class Symbol:
     __slots__ = ("__weakref__", "_node", "_version", "path", "storage", "trace", "weak")
     __array_priority__ = 2000
 
-    def __init__(self, trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False) -> None:
+    def __init__(
+        self, trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False
+    ) -> None:
         self.trace = trace
         self.storage = storage
         self.path = path
@@ -103,7 +105,8 @@ class Symbol:
         return self.trace.xp.transpose(self, None)
 
     def leaked(self, what: str) -> Any:
-        """Values were asked for outside the trace: the array outlived the function that was traced."""
+        """Values were asked for outside the trace: the array outlived the function that was
+        traced."""
         raise EveryOTraceError(
             f"{what} of a traced value that was kept after the traced function of {self.trace.name!r} "
             "returned; return it from the function instead"
@@ -194,7 +197,9 @@ class Symbol:
         if out is None:
             return result
         if not isinstance(out[0], Symbol):
-            raise self.trace.error(f"numpy.{ufunc.__name__} writes a traced value into an ordinary array")
+            raise self.trace.error(
+                f"numpy.{ufunc.__name__} writes a traced value into an ordinary array"
+            )
         out[0][...] = result
         return out[0]
 
@@ -202,8 +207,12 @@ class Symbol:
         self._alive(f"numpy.{func.__name__}")
         function = getattr(TENSORS, func.__name__, None)
         if function is None:
-            raise self.trace.error(f"numpy.{func.__name__} cannot be traced; use the op of the same name in everyo")
-        result = function(*(_wrapped(a) for a in args), **{k: _wrapped(v) for k, v in kwargs.items()})
+            raise self.trace.error(
+                f"numpy.{func.__name__} cannot be traced; use the op of the same name in everyo"
+            )
+        result = function(
+            *(_wrapped(a) for a in args), **{k: _wrapped(v) for k, v in kwargs.items()}
+        )
         return _unwrap(result)
 
     def __repr__(self) -> str:

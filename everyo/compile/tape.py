@@ -30,7 +30,9 @@ CAST_UP, CAST_DOWN = len(CODES) + 1, len(CODES) + 2
 _TYPES = {F32: "f32", F64: "f64"}
 
 
-def partition(compute: Iterable[Node], checked: set[Node], layout: Layout) -> dict[Node, tuple[int, bool]]:
+def partition(
+    compute: Iterable[Node], checked: set[Node], layout: Layout
+) -> dict[Node, tuple[int, bool]]:
     """The nodes that go on a tape, with the tape's name.
 
     Scalars of one depth, that is with as many changes between scalars and arrays below them, form a
@@ -115,7 +117,9 @@ def _walker() -> str:
         lines.append(f"            st0(p_{result}(out), usz(0), {value})")
     for code, source, target in ((CAST_UP, "f32", "f64"), (CAST_DOWN, "f64", "f32")):
         lines.append(f"        elif code == {code}:")
-        lines.append(f"            st0(p_{target}(out), usz(0), {target}(ld0(p_{source}(a), usz(0))))")
+        lines.append(
+            f"            st0(p_{target}(out), usz(0), {target}(ld0(p_{source}(a), usz(0))))"
+        )
     return "\n".join(lines) + "\n"
 
 

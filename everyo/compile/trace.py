@@ -77,7 +77,8 @@ def _plain(value: Any) -> Any:
 
 
 class Overlap(Exception):
-    """Two inputs share memory and one is written: the trace starts again with their owner as input."""
+    """Two inputs share memory and one is written: the trace starts again with their owner as
+    input."""
 
     def __init__(self, owners: set[int]) -> None:
         self.owners = owners
@@ -92,7 +93,11 @@ def owner_of(array: np.ndarray) -> np.ndarray:
 
 def geometry(array: np.ndarray, owner: np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Where a view lies in its owner: offset in bytes, shape, strides."""
-    return (array.__array_interface__["data"][0] - owner.__array_interface__["data"][0], array.shape, array.strides)
+    return (
+        array.__array_interface__["data"][0] - owner.__array_interface__["data"][0],
+        array.shape,
+        array.strides,
+    )
 
 
 def view_path(array: np.ndarray, owner: np.ndarray) -> tuple[Step, ...] | None:
@@ -124,7 +129,8 @@ def view_path(array: np.ndarray, owner: np.ndarray) -> tuple[Step, ...] | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a traced array is found after the program has run: an input or an output, and the view of it."""
+    """Where a traced array is found after the program has run: an input or an output, and the view
+    of it."""
 
     kind: str  # "input", "output"
     index: int
@@ -170,8 +176,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Effect:
-    """Something the call leaves behind, besides in-place writes: `what` is "grad", "data", "item" or
-    "attribute" of `owner` (a position for an argument)."""
+    """Something the call leaves behind, besides in-place writes: `what` is "grad", "data", "item"
+    or "attribute" of `owner` (a position for an argument)."""
 
     what: str
     owner: Any
@@ -191,8 +197,12 @@ class Traced:
     effects: tuple[Effect, ...]
     grad_none: tuple[tuple[Any, bool], ...]  # (tensor or position, whether its .grad was None)
     statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
-    attributes: tuple[tuple[Any, str, Any, str], ...]  # plain ones written: owner, name, value before, line
-    views: tuple[tuple[Source, int, Any], ...]  # (source, input, geometry) of arrays read through their owner
+    attributes: tuple[
+        tuple[Any, str, Any, str], ...
+    ]  # plain ones written: owner, name, value before, line
+    views: tuple[
+        tuple[Source, int, Any], ...
+    ]  # (source, input, geometry) of arrays read through their owner
     identical: tuple[tuple[Source, Source], ...]  # sources that gave one and the same array
     frozen: tuple[tuple[np.ndarray, bytes], ...] = ()  # arrays whose contents the trace used
     arrays: frozenset[int] = frozenset()  # ids of the arrays that are inputs themselves
@@ -203,7 +213,9 @@ class Traced:
 class Trace:
     """The recorder of one run of one function."""
 
-    def __init__(self, name: str, leaves: Sequence[Any] = (), merged: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, name: str, leaves: Sequence[Any] = (), merged: frozenset[int] = frozenset()
+    ) -> None:
         self.name = name
         self.merged = merged  # ids of owners whose views are read through them
         self.views: list[tuple[Source, int, Any]] = []
@@ -247,7 +259,9 @@ class Trace:
             array = array.astype(np.int64)
         step = array.dtype.itemsize
         if any(s % step for s in array.strides):
-            raise EveryOTraceError(f"an array with strides {array.strides} that are no multiple of its item size {step}")
+            raise EveryOTraceError(
+                f"an array with strides {array.strides} that are no multiple of its item size {step}"
+            )
         strides = None if array.flags.c_contiguous else tuple(s // step for s in array.strides)
         node = self.table.input(array.shape, array.dtype, strides)
         self.sources.append(source)
@@ -256,28 +270,36 @@ class Trace:
         return Symbol(self, self._storages[-1], (), weak)
 
     def _captured(self, array: Any, source: Source) -> Symbol:
-        """The symbol of an array that was there before the trace; the same array, the same symbol."""
+        """The symbol of an array that was there before the trace; the same array, the same
+        symbol."""
         found = self.symbols.get(id(array))
         if found is None:
             owner = owner_of(array)
             if id(owner) in self.merged and owner is not array:
                 symbol = self._through_owner(array, owner, source)
             else:
-                self._look_for_overlap(array, [s for _, s in self.symbols.values() if s.storage.written])
+                self._look_for_overlap(
+                    array, [s for _, s in self.symbols.values() if s.storage.written]
+                )
                 symbol = self._input(array, source)
                 if id(owner) in self.merged:
                     self.views.append((source, len(self.sources) - 1, geometry(array, owner)))
             found = self.symbols[id(array)] = (array, symbol)
             self.first[id(array)] = source
         elif self.first[id(array)].name != source.name:
-            self.identical[(self.first[id(array)].name, source.name)] = (self.first[id(array)], source)
+            self.identical[(self.first[id(array)].name, source.name)] = (
+                self.first[id(array)],
+                source,
+            )
         return found[1]
 
     def _through_owner(self, array: np.ndarray, owner: np.ndarray, source: Source) -> Symbol:
         """A view as a view of its owner, which is the input."""
         path = view_path(array, owner)
         if path is None:
-            raise self.error("a view written in place, or read after that, that is no slice of the array that owns it")
+            raise self.error(
+                "a view written in place, or read after that, that is no slice of the array that owns it"
+            )
         if id(owner) not in self.symbols:
             self.first[id(owner)] = Source("owner", source)
             self.symbols[id(owner)] = (owner, self._input(owner, self.first[id(owner)]))
@@ -290,7 +312,11 @@ class Trace:
         """Two different inputs on the same memory are fine until one of them is written."""
         storages = {id(s.storage) for s in others}
         for other, symbol in self.symbols.values():
-            if other is not array and id(symbol.storage) in storages and np.may_share_memory(array, other):
+            if (
+                other is not array
+                and id(symbol.storage) in storages
+                and np.may_share_memory(array, other)
+            ):
                 raise Overlap({id(owner_of(array)), id(owner_of(other))})
 
     def read(self, tensor: Tensor) -> Symbol:
@@ -329,13 +355,19 @@ class Trace:
             out = self.xp.astype(data, as_dtype(dtype) if dtype is not None else kept)
             return out if share or out is not data else self.xp.copy(out)
         if _holds_traced(data):
-            raise self.error("a tensor from a list of traced values; use eo.stack or eo.concatenate")
+            raise self.error(
+                "a tensor from a list of traced values; use eo.stack or eo.concatenate"
+            )
         return self._constant(as_array(data, dtype))
 
     def _constant(self, array: np.ndarray) -> Symbol:
         """Fresh data. One value everywhere is a literal of the graph; anything else is an input."""
         flat = array.reshape(-1)
-        if array.dtype in ir.DTYPES and flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+        if (
+            array.dtype in ir.DTYPES
+            and flat.size
+            and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all()
+        ):
             return self.xp.full(array.shape, flat[0].item(), array.dtype)
         if array.size == 0:
             return self.xp.zeros(array.shape, array.dtype)
@@ -364,10 +396,14 @@ class Trace:
             if mask is not None and getattr(mask, "dtype", None) == bool and value.ndim == 0:
                 whole = self.xp.lift(mask)
                 whole = self.xp.reshape(whole, whole.shape + (1,) * (target.ndim - whole.ndim))
-                self.assign(target, ..., self.xp.where(whole, self.xp.astype(value, target.dtype), target))
+                self.assign(
+                    target, ..., self.xp.where(whole, self.xp.astype(value, target.dtype), target)
+                )
                 return
             if any(not isinstance(k, slice | int | type(None) | type(Ellipsis)) for k in parts):
-                raise self.error("item assignment through an index array or mask; use eo.where or eo.scatter_add")
+                raise self.error(
+                    "item assignment through an index array or mask; use eo.where or eo.scatter_add"
+                )
             region = self.xp.getitem(target, key)
         node = self.xp.spread_to(self.xp.cast(value, region.dtype), region.shape)
         if storage.source is not None:
@@ -394,11 +430,16 @@ class Trace:
                 case "reshape":
                     value = self.xp.view(value, ("reshape", below.shape))
                 case "transpose":
-                    value = self.xp.view(value, ("transpose", tuple(sorted(range(len(param)), key=param.__getitem__))))
+                    value = self.xp.view(
+                        value,
+                        ("transpose", tuple(sorted(range(len(param)), key=param.__getitem__))),
+                    )
                 case "slice":
                     starts, steps, sizes = param
                     if sizes != below.shape or any(s != 1 for s in steps):
-                        value = self.table.make("assemble", below, value, starts=(starts,), steps=(steps,))
+                        value = self.table.make(
+                            "assemble", below, value, starts=(starts,), steps=(steps,)
+                        )
                 case "broadcast":
                     if param != below.shape:
                         raise ValueError("assignment destination is read-only")
@@ -437,10 +478,12 @@ class Trace:
             self.kept.append(tensor)
             self.grads[id(tensor)] = (tensor, value)
 
-    # ------------------------------------------------------------------ scalars, buffers, attributes
+    # ------------------------------------------------------------------ scalars, buffers,
+    # attributes
 
     def load(self, container: Any, key: Any) -> Any:
-        """A value kept in a dict: numbers with a point and arrays are inputs, the rest constants."""
+        """A value kept in a dict: numbers with a point and arrays are inputs, the rest
+        constants."""
         at = (id(container), key)
         if at in self.items:
             return self.items[at][1]
@@ -477,7 +520,9 @@ class Trace:
         """`requires_grad` of a tensor is about to change; at the end it must be as it was."""
         if type(tensor._data) is not Symbol:
             self.kept.append(tensor)
-            before = self.flags[id(tensor)][1] if id(tensor) in self.flags else tensor._requires_grad
+            before = (
+                self.flags[id(tensor)][1] if id(tensor) in self.flags else tensor._requires_grad
+            )
             self.flags[id(tensor)] = (tensor, before, self.line())
 
     def freeze(self, array: np.ndarray) -> None:
@@ -485,7 +530,8 @@ class Trace:
         self.frozen[id(array)] = (array, array.tobytes())
 
     def made(self, owner: Any) -> None:
-        """A module or optimizer that the traced function creates: its attributes are its own affair."""
+        """A module or optimizer that the traced function creates: its attributes are its own
+        affair."""
         self.kept.append(owner)
         self.own.add(id(owner))
 
@@ -542,7 +588,15 @@ class Trace:
         """Where a traced array was made that somebody still holds after the trace, or None."""
         self.symbols.clear()
         self.kept.clear()
-        for table in (self.rebound, self.grads, self.grad_none, self.items, self.loaded, self.attributes, self.flags):
+        for table in (
+            self.rebound,
+            self.grads,
+            self.grad_none,
+            self.items,
+            self.loaded,
+            self.attributes,
+            self.flags,
+        ):
             table.clear()
         alive = [place for ref, place in self.born if ref() is not None]
         if alive:
@@ -603,7 +657,14 @@ class Trace:
             if storage.written and storage.node is not node
         )  # fmt: skip
         lines = {n: _named(place) for n, place in self.lines.items()}
-        graph = ir.Graph(self.name, tuple(self.table.inputs), tuple(nodes), writes, tuple(dict.fromkeys(self.checks)), lines)
+        graph = ir.Graph(
+            self.name,
+            tuple(self.table.inputs),
+            tuple(nodes),
+            writes,
+            tuple(dict.fromkeys(self.checks)),
+            lines,
+        )
         return Traced(
             graph, tuple(self.sources), leaves, structure, tuple(effects),
             tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
@@ -622,7 +683,9 @@ class Trace:
             if type(x._data) is Symbol:
                 g = x._grad._data if isinstance(x._grad, Tensor) else x._grad
                 own = None if g is None else place(g)
-                return Leaf("tensor", place(self.read(x)), None, x._requires_grad, x.grad_node is None, own)
+                return Leaf(
+                    "tensor", place(self.read(x)), None, x._requires_grad, x.grad_node is None, own
+                )
             at = self.arguments.get(id(x))
             return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
         if isinstance(x, Symbol):
@@ -639,7 +702,9 @@ class Trace:
             raise self.error(f"a view of an array of dtype {x.dtype} as a result")
         return array
 
-    def _effect(self, what: str, owner: Any, key: Any, value: Any, place: Callable[[Symbol], Place]) -> Effect:
+    def _effect(
+        self, what: str, owner: Any, key: Any, value: Any, place: Callable[[Symbol], Place]
+    ) -> Effect:
         if isinstance(value, Tensor) and type(value._data) is Symbol:
             return Effect(what, owner, key, place(self.read(value)), "tensor")
         if isinstance(value, Symbol):

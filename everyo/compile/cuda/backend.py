@@ -1,4 +1,5 @@
-"""What `everyo.cuda` reaches when a device is asked for: runtimes, programs, the eager namespace."""
+"""What `everyo.cuda` reaches when a device is asked for: runtimes, programs, the eager
+namespace."""
 
 import os
 from typing import Any

@@ -57,7 +57,10 @@ class Library:
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self.library, self.handle = library, handle
         self.one = {np.dtype("float32"): ctypes.c_float(1), np.dtype("float64"): ctypes.c_double(1)}
-        self.zero = {np.dtype("float32"): ctypes.c_float(0), np.dtype("float64"): ctypes.c_double(0)}
+        self.zero = {
+            np.dtype("float32"): ctypes.c_float(0),
+            np.dtype("float64"): ctypes.c_double(0),
+        }
 
     @classmethod
     def open(cls, stream: int) -> "Library | None":
@@ -77,7 +80,8 @@ class Library:
         self._check(self.library.cublasSetStream_v2(self.handle, ctypes.c_void_p(stream)))
 
     def allow_tf32(self, allowed: bool) -> None:
-        """Whether float32 products may round their operands to 10 bits; full precision by default."""
+        """Whether float32 products may round their operands to 10 bits; full precision by
+        default."""
         mode = TF32_MATH if allowed else DEFAULT_MATH
         self._check(self.library.cublasSetMathMode(self.handle, mode))
 

@@ -1,8 +1,9 @@
-"""Our own product kernel, for where cuBLAS is not: tiles in shared memory, small tiles in registers.
+"""Our own product kernel, for where cuBLAS is not: tiles in shared memory, small tiles in
+registers.
 
 A block computes a tile of the result; each of its threads a square of it, in registers. Per step it
-fetches a slice of both operands into shared memory, where rows of the slice lie side by side, so that
-threads read them 16 bytes at a time. Sizes and strides are baked in.
+fetches a slice of both operands into shared memory, where rows of the slice lie side by side, so
+that threads read them 16 bytes at a time. Sizes and strides are baked in.
 """
 
 import math
@@ -45,10 +46,7 @@ def kernel(p: Gemm, shape: tuple[int, int, int, int] | None = None) -> Text:
         f"batch, tile = u32(block // u32({down * over})), u32(block % u32({down * over}))",
         f"row, column = u32(tile // u32({over}) * u32({rows})), u32(tile % u32({over}) * u32({columns}))",
         f"far, near = u32(batch // u32({inner})), u32(batch % u32({inner}))",
-        *(
-            f"o{x} = far * u64({far[i]}) + near * u64({near[i]})"
-            for i, x in enumerate("abc")
-        ),
+        *(f"o{x} = far * u64({far[i]}) + near * u64({near[i]})" for i, x in enumerate("abc")),
         f"y, x = u32(me // u32({across}) * u32({side})), u32(me % u32({across}) * u32({side}))",
         *(f"t{i}_{j} = {kind}(0)" for i in range(side) for j in range(side)),
         "k = u32(0)",

@@ -116,7 +116,9 @@ def _divide(op: Sequence[str], kind: Any, a: Array, b: Array) -> Array:
     if (np.asarray(b) == 0).any():
         raise PTXError(f"integer division by zero: {'.'.join(op)}")
     q = np.floor_divide(a, b)
-    return q + ((a % b != 0) & ((a < 0) ^ (b < 0))).astype(kind) if np.dtype(kind).kind == "i" else q
+    return (
+        q + ((a % b != 0) & ((a < 0) ^ (b < 0))).astype(kind) if np.dtype(kind).kind == "i" else q
+    )
 
 
 def _remainder(op: Sequence[str], kind: Any, a: Array, b: Array) -> Array:

@@ -1,10 +1,10 @@
 """Group -> loop program for a GPU: the same nest, values and statements, other loops around them.
 
 The threads of a kernel form teams. A team does what a chunk does on the CPU: it takes every so
-many-th row, its lanes share the loop over a row, and what a row reduction folds is folded across the
-lanes. Sums keep a second word of precision, so nothing needs float64. Results that several teams
-contribute to are stored per team and folded by a second kernel, always in the same order: there are
-no atomics, and equal calls give equal bits.
+many-th row, its lanes share the loop over a row, and what a row reduction folds is folded across
+the lanes. Sums keep a second word of precision, so nothing needs float64. Results that several
+teams contribute to are stored per team and folded by a second kernel, always in the same order:
+there are no atomics, and equal calls give equal bits.
 """
 
 import math
@@ -175,7 +175,11 @@ class _DeviceLowering(_Lowering):
         for p in range(self.nest.phases):
             body += self._phase(p)
         results = self._row_results()
-        rows = [*(self.values.digits[i] for i in sorted(self.values.digits)), *body, *self._once(results)]
+        rows = [
+            *(self.values.digits[i] for i in sorted(self.values.digits)),
+            *body,
+            *self._once(results),
+        ]
         main = self._wrapped(rows)
         clear = [Sync()] if any(isinstance(s, Spread) for s in self.init) else []
         tail = self._once(self.tail, alone=True)
@@ -367,7 +371,9 @@ class _DeviceLowering(_Lowering):
         vector, vectors = self._vector(text)
         team = self.team_of(vector)
         partials = sum(s.elements for s in self.values.slots if s.what == "partial")
-        scratch = sum(s.elements * s.dtype.itemsize for s in self.values.slots if s.what == "scratch")
+        scratch = sum(
+            s.elements * s.dtype.itemsize for s in self.values.slots if s.what == "scratch"
+        )
         lanes = -(-self.nest.width // vector)
         if self.nest.flat:
             wanted = -(-lanes // team)

@@ -1,9 +1,9 @@
 """Runs a PTX kernel on the CPU: every register is an array with one element per thread of the grid.
 
 The threads with the lowest program counter run together up to the next branch, label or barrier, so
-that what diverged meets again. Checked on the way: bounds, alignment, reads of memory that was never
-written, races within shared and global memory, barriers and shuffles that not everybody reaches.
-Counted: requests and 32-byte sectors of global memory, bank conflicts of shared memory.
+that what diverged meets again. Checked on the way: bounds, alignment, reads of memory that was
+never written, races within shared and global memory, barriers and shuffles that not everybody
+reaches. Counted: requests and 32-byte sectors of global memory, bank conflicts of shared memory.
 """
 
 import re
@@ -316,7 +316,11 @@ class Launch:
             case "cvta":
                 value = self._source(operands[1], np.uint64, ix)
                 if "shared" in op:
-                    value = value - np.uint64(SHARED_AT) if op[1] == "to" else value + np.uint64(SHARED_AT)
+                    value = (
+                        value - np.uint64(SHARED_AT)
+                        if op[1] == "to"
+                        else value + np.uint64(SHARED_AT)
+                    )
                 self._set(operands[0], value, ix)
             case "setp":
                 a, b = (self._source(o, kind, ix) for o in operands[1:3])
@@ -344,7 +348,9 @@ class Launch:
             kinds[1] = np.uint32
         elif op[0] in ("mad", "fma") and "wide" in op:
             kinds[2] = lanes.WIDE[kind]
-        return lanes.execute(op, [self._source(o, k, ix) for o, k in zip(operands, kinds, strict=True)])
+        return lanes.execute(
+            op, [self._source(o, k, ix) for o, k in zip(operands, kinds, strict=True)]
+        )
 
     def _move(self, step: Instruction, ix: np.ndarray) -> None:
         target, source = step.operands

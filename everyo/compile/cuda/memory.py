@@ -130,7 +130,8 @@ class History:
         self.write_mark[:, at] = self._mark(thread, threads)
 
     def _mark(self, thread: np.ndarray, threads: Threads) -> np.ndarray:
-        """Where threads stand: block * 2**32 + barriers of the block, warp, barriers of the warp."""
+        """Where threads stand: block * 2**32 + barriers of the block, warp, barriers of the
+        warp."""
         block = threads.block[thread]
         return np.stack(
             [(block << 32) + threads.passed[block], threads.warp[thread], threads.met[thread]]

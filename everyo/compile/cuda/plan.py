@@ -33,7 +33,8 @@ Argument = tuple[int, int]  # place, shift in bytes; or NUMBER, value
 
 @dataclass(frozen=True)
 class Step:
-    """One launch. `product` is set for a matmul: the library is asked first, the text is our own."""
+    """One launch. `product` is set for a matmul: the library is asked first, the text is our
+    own."""
 
     name: str
     text: str
@@ -56,7 +57,8 @@ class Step:
 
 
 class Plan:
-    """The steps of a program and its arena. `vector=False` needs no alignment of the call's arrays."""
+    """The steps of a program and its arena. `vector=False` needs no alignment of the call's
+    arrays."""
 
     def __init__(self, graph: Graph, vector: bool = True) -> None:
         self.schedule = fuse.fuse(graph)
@@ -64,7 +66,9 @@ class Plan:
         self.homes = memory.homes(self.schedule)
         self.vector = vector
         self.steps: list[Step] = []
-        self.aligned: set[Argument] = set()  # addresses in arrays of the call that must be multiples
+        self.aligned: set[Argument] = (
+            set()
+        )  # addresses in arrays of the call that must be multiples
         self.guard = 0
         self._places()
         self._lower()
@@ -176,7 +180,9 @@ class Plan:
                 arguments.append(self._at(s.node))
                 arrays.append(s.node)
                 if i in kernel.vectors and s.node in self.outside:
-                    self.aligned.add((self.outside[s.node], min(BYTES, kernel.vector * s.dtype.itemsize)))
+                    self.aligned.add(
+                        (self.outside[s.node], min(BYTES, kernel.vector * s.dtype.itemsize))
+                    )
             elif s.what == "count":
                 arguments.append((NUMBER, s.elements))
             else:
@@ -209,7 +215,9 @@ class Plan:
         places = [self._at(o) for o in operands]
         match n.op:
             case "argsort":
-                self._argsort(step, n.inputs[0].dtype, n.shape, places[0], self._at(n), [operands[0], n])
+                self._argsort(
+                    step, n.inputs[0].dtype, n.shape, places[0], self._at(n), [operands[0], n]
+                )
             case "scatter_add":
                 self._scatter(step, n, places)
             case "cumsum":
@@ -237,7 +245,9 @@ class Plan:
         for r in range(rounds):
             target = result if r == rounds - 1 else places[(r + 1) % 2]
             text = texts.merge(dtype, rows, n, 1 << r)
-            self._add(f"argsort: runs of {1 << r}", text, [keys, places[r % 2], target], nodes, rows * n)
+            self._add(
+                f"argsort: runs of {1 << r}", text, [keys, places[r % 2], target], nodes, rows * n
+            )
 
     def _scatter(self, step: int, n: Node, places: list[Argument]) -> None:
         """Zeros, then the sums of the updates that go to one row, found by sorting the indices."""
@@ -251,7 +261,9 @@ class Plan:
         self._argsort(step, I64, (count,), rows, order, [index], 2)
         sums = texts.scatter(n.dtype, count, width)
         nodes = [chain(o)[0] for o in n.inputs]
-        self._add("scatter_add", sums, [rows, order, places[1], self._at(n)], [*nodes, n], count * width)
+        self._add(
+            "scatter_add", sums, [rows, order, places[1], self._at(n)], [*nodes, n], count * width
+        )
 
     def _assemble(self, n: Node) -> None:
         """The base, then each piece over it."""

@@ -1,8 +1,8 @@
 """What the text of a device kernel may name: pointers, vectors, lanes, casts, and the math.
 
-The scalar functions are those of the CPU, the same emitters over `Word`s: `DeviceBuilder` spells the
-few LLVM instructions that NVVM lacks. Where the CPU's float32 version goes through float64, which is
-slow on a GPU, there is one of our own (`trig`) or libdevice's.
+The scalar functions are those of the CPU, the same emitters over `Word`s: `DeviceBuilder` spells
+the few LLVM instructions that NVVM lacks. Where the CPU's float32 version goes through float64,
+which is slow on a GPU, there is one of our own (`trig`) or libdevice's.
 """
 
 import operator
@@ -317,7 +317,10 @@ def _with_fmod(emit: Callable[..., Word]) -> Callable[..., Word]:
 
 def _functions() -> dict[str, Any]:
     found = {}
-    for table, kinds in ((math.FLOAT_FUNCTIONS, math.FLOATS), (math.NUMBER_FUNCTIONS, math.NUMBERS)):
+    for table, kinds in (
+        (math.FLOAT_FUNCTIONS, math.FLOATS),
+        (math.NUMBER_FUNCTIONS, math.NUMBERS),
+    ):
         for name, emit in table.items():
             for suffix, kind in kinds.items():
                 own = OWN.get((name, suffix), emit)

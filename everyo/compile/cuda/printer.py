@@ -62,7 +62,8 @@ class DevicePrinter(Printer):
         return "\n".join([f"def kernel({names}):", *(f"    {line}" for line in lines)]) + "\n"
 
     def places(self) -> Iterator[str]:
-        """Who this thread is: its number, its team, its lane in the team, and the threads it talks to."""
+        """Who this thread is: its number, its team, its lane in the team, and the threads it talks
+        to."""
         team = self.device.team
         yield "thread = u32(cuda.threadIdx.x)"
         if team >= self.device.threads:

@@ -31,8 +31,8 @@ Arrays = Sequence[Any]
 class Program:
     """`program(arrays)` returns the outputs and stores the writes of a graph.
 
-    `arrays` are one per input, device arrays or NumPy arrays of the input's shape, dtype and strides;
-    NumPy arrays are copied to the device at each call, and back if they are written.
+    `arrays` are one per input, device arrays or NumPy arrays of the input's shape, dtype and
+    strides; NumPy arrays are copied to the device at each call, and back if they are written.
     """
 
     data_at = -1  # the addresses of these arrays cannot be read from the objects
@@ -195,7 +195,9 @@ class Program:
         for n, a in zip(self.legal.inputs, given, strict=True):
             require((a.shape, a.dtype) == (n.shape, n.dtype), "input", n, "got", a.shape, a.dtype)
         found = [a.address for a in (*given, *outputs)]
-        vector = all(found[place - ARRAYS] % align == 0 for place, align in self._loaded(True).plan.aligned)
+        vector = all(
+            found[place - ARRAYS] % align == 0 for place, align in self._loaded(True).plan.aligned
+        )
         loaded = self._loaded(vector)
         return loaded, [loaded.arena.address, 0, *found]
 

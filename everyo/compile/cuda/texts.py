@@ -34,12 +34,15 @@ def each(count: int, params: Sequence[str], body: str) -> Text:
     threads = min(THREADS, max(WARP, -(-count // WARP) * WARP))
     names = ", ".join(f"p{k}" for k in range(len(params)))
     lines = "".join(f"        {line}\n" for line in body.strip("\n").split("\n"))
-    text = f"def kernel({names}):\n{NUMBER.format(threads=threads)}    if i < u32({count}):\n{lines}"
+    text = (
+        f"def kernel({names}):\n{NUMBER.format(threads=threads)}    if i < u32({count}):\n{lines}"
+    )
     return Text(text, tuple(params), max(1, -(-count // threads)), threads)
 
 
 def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text:
-    """p0 (teams, words, size) folds into p1 (size): a team per element, its lanes share the teams."""
+    """p0 (teams, words, size) folds into p1 (size): a team per element, its lanes share the
+    teams."""
     kind, fold = KINDS[dtype], FOLDS[op]
     team = min(WARP, power_of_two(teams))
     threads = min(THREADS, max(WARP, power_of_two(team * size)))
@@ -172,7 +175,9 @@ def scatter(dtype: np.dtype, count: int, width: int) -> Text:
     result: the thread at the start of a run adds up one column of it, in order."""
     kind, pair = KINDS[dtype], dtype.kind == "f"
     add = (
-        "t, te = pair_add(t, te, x)" if pair else f"t = {expression('add', ['t', 'x'], dtype, dtype)}"
+        "t, te = pair_add(t, te, x)"
+        if pair
+        else f"t = {expression('add', ['t', 'x'], dtype, dtype)}"
     )
     body = f"""
 k, c = u32(i // u32({width})), u32(i % u32({width}))
@@ -203,7 +208,11 @@ def cumsum(dtype: np.dtype, rows: int, n: int) -> Text:
     plain = expression("add", ["t", "x"], dtype, dtype)
     add = "t, te = pair_add(t, te, x)" if pair else f"t = {plain}"
     total = "pair_total(t, te)" if pair else "t"
-    join = "t, te = pair_join(t, te, ld(w, j), ld(we, j))" if pair else f"x = ld(w, j)\n        t = {plain}"
+    join = (
+        "t, te = pair_join(t, te, ld(w, j), ld(we, j))"
+        if pair
+        else f"x = ld(w, j)\n        t = {plain}"
+    )
     text = f"""def kernel(p0, p1):
     w = cuda.shared.array({threads}, t_{kind})
     we = cuda.shared.array({threads}, t_{kind})
