@@ -28,7 +28,18 @@ def _column(xp: Any, a: Any) -> Any:
     return xp.reshape(a, (*a.shape, 1))
 
 
+def _stacked(a: Any, b: Any) -> bool:
+    """A batch of matrices times one matrix: the batch is only a taller matrix, one product for all."""
+    return len(a.shape) > 2 and len(b.shape) == 2
+
+
+def _tall(xp: Any, a: Any) -> Any:
+    return xp.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
+
+
 def _left(xp, g, y, a, b):
+    if _stacked(a, b):
+        return xp.reshape(xp.matmul(_tall(xp, g), _swap(xp, b)), a.shape)
     if len(a.shape) == len(b.shape) == 1:
         return xp.multiply(g, b)
     if len(b.shape) == 1:
@@ -40,6 +51,8 @@ def _left(xp, g, y, a, b):
 
 
 def _right(xp, g, y, a, b):
+    if _stacked(a, b):
+        return xp.matmul(_swap(xp, _tall(xp, a)), _tall(xp, g))
     if len(a.shape) == len(b.shape) == 1:
         return xp.multiply(g, a)
     if len(a.shape) == 1:
@@ -65,6 +78,8 @@ _SHAPES = [
 )
 def matmul_(xp, a, b):
     """The matrix product a @ b: vectors, matrices and broadcast batches of them."""
+    if len(getattr(b, "shape", ())) == 2 and len(getattr(a, "shape", ())) > 2:
+        return xp.reshape(xp.matmul(_tall(xp, a), b), (*a.shape[:-1], b.shape[-1]))
     return xp.matmul(a, b)
 
 
