@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib import metadata
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def functions() -> str:
 def build(device: str, sizes: tuple[int, ...]) -> Callable[..., Any]:
     """A compiled training step of a multilayer perceptron."""
     layers: list[Any] = []
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         layers += [eo.Linear(a, b, seed=i), eo.ReLU()]
     model = eo.Sequential(*layers[:-1]).to(device)
     optimizer, loss_fn = eo.Adam(model.parameters(), lr=1e-3), eo.CrossEntropyLoss()
@@ -211,7 +212,8 @@ def launches() -> str:
     for _ in range(5):
         step(*data)
     rows = len(step._latest.program.kernels)
-    return f"{eager * 1e6:.1f} us an eager add, {median(lambda: step(*data)) * 1e6:.0f} us a step of {rows} launches"
+    whole = median(lambda: step(*data))
+    return f"{eager * 1e6:.1f} us an eager add, {whole * 1e6:.0f} us a step of {rows} launches"
 
 
 def bandwidth() -> str:
@@ -252,7 +254,8 @@ def steps() -> str:
         for _ in range(5):
             step(*held)
         out.append(
-            f"{'-'.join(map(str, sizes))}/{rows}: {median(lambda s=step, h=held: s(*h)) * 1e6:.0f} us"
+            f"{'-'.join(map(str, sizes))}/{rows}: "
+            f"{median(lambda s=step, h=held: s(*h)) * 1e6:.0f} us"
         )
     return ", ".join(out)
 
@@ -264,7 +267,7 @@ def steps_torch(compiled: bool) -> str:
     out = []
     for sizes, rows in WORKLOADS:
         layers: list[Any] = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in pairwise(sizes):
             layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
         model = torch.nn.Sequential(*layers[:-1]).cuda()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -311,7 +314,7 @@ def steps_jax() -> str:
         rng = np.random.default_rng(0)
         p = [
             (jnp.asarray(rng.standard_normal((a, b)) * 0.05, jnp.float32), jnp.zeros(b))
-            for a, b in zip(sizes, sizes[1:], strict=False)
+            for a, b in pairwise(sizes)
         ]
         state = (p, jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p), 1.0)
         x, y = map(jnp.asarray, batch(sizes, rows))

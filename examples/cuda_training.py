@@ -62,7 +62,8 @@ def main():
     there = train("cuda", features, labels, batches)
     device = eo.cuda.runtime_info()["devices"][0]["name"]
     print(
-        f"{batches} batches of {BATCH}: cpu {here[2]:.2f} s, {device} {there[2]:.2f} s, first calls included"
+        f"{batches} batches of {BATCH}: cpu {here[2]:.2f} s, {device} {there[2]:.2f} s, first "
+        "calls included"
     )
     print(f"loss on the cpu {here[0][-1]:.4f}, on {device} {there[0][-1]:.4f}")
     apart = max(float(np.abs(a - b).max()) for a, b in zip(here[1], there[1], strict=True))

@@ -45,7 +45,9 @@ st(p1, t, s)
 
 # what is wrong, what the error says, the kernel
 WRONG = {
-    "a missing barrier": ("read after write, no barrier", REVERSED.replace("cuda.syncthreads()\n", "")),
+    "a missing barrier": (
+        "read after write, no barrier", REVERSED.replace("cuda.syncthreads()\n", ""),
+    ),
     "a write that meets a read": (
         "write after read, no barrier",
         """
@@ -78,7 +80,8 @@ st(p1, t, ld(s, u32(64) - t))
     "a load before the beginning": ("out of bounds", "st(p1, t, ld(p0, u64(t) - u64(1)))"),
     "a misaligned vector": (
         "misaligned 16-byte",
-        "if t < u32(8):\n    a, b, c, d = ld4(p0, t * u32(4) + u32(1))\n    st(p1, t, a + b + c + d)",
+        "if t < u32(8):\n    a, b, c, d = ld4(p0, t * u32(4) + u32(1))\n    st(p1, t, a + b + c + "
+        "d)",
     ),
     "a divergent barrier": (
         "divergent barrier",
@@ -156,7 +159,11 @@ def test_sectors_and_bank_conflicts_are_counted():
     )
     assert vector.counts["global loads of 128 bits"] == 2
     assert vector.counts["global load sectors"] == 32
-    conflict = "s = cuda.shared.array(2048, t_f32)\nst(s, t * u32({0}), ld(p0, t))\nst(p1, t, ld(s, t * u32({0})))"
+    conflict = """
+s = cuda.shared.array(2048, t_f32)
+st(s, t * u32({0}), ld(p0, t))
+st(p1, t, ld(s, t * u32({0})))
+"""
     for stride, ways in ((1, 1), (2, 2), (32, 32), (33, 1)):
         if stride * 63 < 2048:
             _, launch = launched(conflict.format(stride), [X, unset(64)])

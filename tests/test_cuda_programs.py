@@ -193,7 +193,8 @@ def test_random_words_are_those_of_numpy():
 
 
 PRODUCTS = [  # m, n, k, turned a, turned b
-    (5, 7, 3, False, False), (33, 40, 65, True, False), (70, 65, 20, False, True), (4, 4, 4, True, True),
+    (5, 7, 3, False, False), (33, 40, 65, True, False), (70, 65, 20, False, True),
+    (4, 4, 4, True, True),
 ]  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def test_a_printer_without_barriers_is_caught(monkeypatch):
     text = printer.DevicePrinter.text
     without = lambda self: text(self).replace("cuda.syncthreads()", "pass")  # noqa: E731
     monkeypatch.setattr(printer.DevicePrinter, "text", without)
-    with pytest.raises(PTXError, match="no barrier|uninitialised"):
+    with pytest.raises(PTXError, match=r"no barrier|uninitialised"):
         run(graph, arrays)
 
 

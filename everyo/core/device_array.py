@@ -314,8 +314,9 @@ def placed(name: str, args: Sequence[Any], data: Sequence[Any]) -> Any:
 
 
 def moved(data: Any, place: Device) -> Any:
-    """An array on another device: a copy, or itself where it is there already."""
-    if place == place_of(data):
+    """An array on another device: a copy, or itself where it is there already. What a trace records
+    has no device."""
+    if place == place_of(data) or not issubclass(type(data), DeviceArray | np.ndarray | np.generic):
         return data
     host = data.numpy() if type(data) is DeviceArray else np.asarray(data)
     return DeviceArray.upload(host, place) if place.is_cuda else host

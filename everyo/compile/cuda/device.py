@@ -121,6 +121,20 @@ class DeviceRuntime:
             graph = builder.end_building().complete()
         return lambda: graph.launch(self.stream)
 
+    @property
+    def stream_number(self) -> int:
+        """The stream that others must wait for, in the array interface."""
+        return int(self.stream.handle)
+
+    def exported(self, array: Any) -> Any:
+        """What speaks DLPack for a device array, which it keeps alive."""
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+
+        buffer = Buffer.from_handle(array.address, max(array.nbytes, 1), owner=array)
+        steps = tuple(s // array.itemsize for s in array.strides)
+        return StridedMemoryView.from_buffer(buffer, array.shape, steps, dtype=array.dtype)
+
     def event(self) -> Any:
         from cuda.core import EventOptions
 

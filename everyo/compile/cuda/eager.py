@@ -105,20 +105,19 @@ class DeviceNamespace:
     ) -> tuple[Any, Any]:  # fmt: skip
         """The program of a call and the structure of its result."""
         trace = Trace(name)
-        filled = list(leaves)
-        for i, a in zip(places, arrays, strict=True):
-            if type(a) is float:
-                filled[i] = trace.number(a, i)
-                continue
-            if a.dtype not in ir.DTYPES:
-                raise EveryODTypeError(
-                    f"{name}: {a.dtype} is not supported on {where}; convert with astype() first"
-                )
-            filled[i] = trace._input(a, Source("arg", i))
-        args, kwargs = unflatten(structure, filled)
-        result, shape = flatten(function(trace.xp, *args, **kwargs))
-        nodes = [trace.xp.lift(r).node for r in result]
-        graph = ir.Graph(name, tuple(trace.table.inputs), tuple(nodes), (), tuple(trace.checks))
+        with trace.active():
+            filled = list(leaves)
+            for i, a in zip(places, arrays, strict=True):
+                if type(a) is float:
+                    filled[i] = trace.number(a, i)
+                    continue
+                if a.dtype not in ir.DTYPES:
+                    raise EveryODTypeError(f"{name}: {a.dtype} is not supported on {where}")
+                filled[i] = trace._input(a, Source("arg", i))
+            args, kwargs = unflatten(structure, filled)
+            result, shape = flatten(function(trace.xp, *args, **kwargs))
+            nodes = tuple(trace.xp.lift(r).node for r in result)
+        graph = ir.Graph(name, tuple(trace.table.inputs), nodes, (), tuple(trace.checks))
         return self.backend.program(passes.run(graph), where), shape
 
     # -- views: nothing is computed
@@ -148,7 +147,8 @@ class DeviceNamespace:
             return NUMPY.astype(x, dtype)
         if x.dtype == np.dtype(dtype):
             return x
-        return self.run("astype", lambda xp, x, dtype: xp.astype(x, dtype), (x, np.dtype(dtype)), {})
+        kind = np.dtype(dtype)
+        return self.run("astype", lambda xp, x, kind: xp.astype(x, kind), (x, kind), {})
 
     # -- writes and checks
 
@@ -169,9 +169,10 @@ class DeviceNamespace:
         found = self._programs.get(key)
         if found is None:
             trace = Trace("assign")
-            place = trace._input(window, Source("arg", 0))
-            node = trace.xp.cast(trace._input(given, Source("arg", 1)), window.dtype)
-            node = trace.xp.spread_to(node, window.shape)
+            with trace.active():
+                place = trace._input(window, Source("arg", 0))
+                node = trace.xp.cast(trace._input(given, Source("arg", 1)), window.dtype)
+                node = trace.xp.spread_to(node, window.shape)
             inputs = tuple(trace.table.inputs)
             graph = ir.Graph("assign", inputs, (), ((place.node, node),))
             found = (self.backend.program(passes.run(graph), window.device), None)

@@ -1,8 +1,8 @@
 """A device that is not there: its memory is NumPy's, its kernels are interpreted PTX.
 
 Everything a program does runs as on a GPU, from allocation to launch, and every access is checked
-(`machine`). `EVERYO_CUDA=emulator` selects it; `EVERYO_CUDA_CHECKS=0` leaves out the checks for races
-and uninitialised reads, which cost about half of the time.
+(`machine`). `EVERYO_CUDA=emulator` selects it; `EVERYO_CUDA_CHECKS=0` leaves out the checks for
+races and uninitialised reads, which cost about half of the time.
 """
 
 import os
@@ -28,6 +28,7 @@ class EmulatedRuntime:
 
     name = "emulator"
     index = 0
+    stream_number = None  # of the array interface: nothing runs later here
 
     def __init__(
         self, cc: tuple[int, int] = CC, checks: bool | None = None, library: bool = True
@@ -85,6 +86,9 @@ class EmulatedRuntime:
                 step()
 
         return replay
+
+    def exported(self, array: Any) -> Any:
+        raise BufferError("the memory of the emulated device exists for the emulator only")
 
     def event(self) -> float:
         return time.perf_counter()

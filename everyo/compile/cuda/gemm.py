@@ -44,7 +44,8 @@ def kernel(p: Gemm, shape: tuple[int, int, int, int] | None = None) -> Text:
         f"sb = cuda.shared.array({columns * depth}, t_{kind}, alignment=16)",
         "me, block = u32(cuda.threadIdx.x), u32(cuda.blockIdx.x)",
         f"batch, tile = u32(block // u32({down * over})), u32(block % u32({down * over}))",
-        f"row, column = u32(tile // u32({over}) * u32({rows})), u32(tile % u32({over}) * u32({columns}))",
+        f"row, column = u32(tile // u32({over}) * u32({rows})), u32(tile % u32({over}) * "
+        f"u32({columns}))",
         f"far, near = u32(batch // u32({inner})), u32(batch % u32({inner}))",
         *(f"o{x} = far * u64({far[i]}) + near * u64({near[i]})" for i, x in enumerate("abc")),
         f"y, x = u32(me // u32({across}) * u32({side})), u32(me % u32({across}) * u32({side}))",
@@ -79,8 +80,8 @@ def kernel(p: Gemm, shape: tuple[int, int, int, int] | None = None) -> Text:
 
 
 def _fetch(
-    shared: str, pointer: str, offset: str, first: str, count: int, deep: int, wide: int, depth: int,
-    threads: int, steps: tuple[int, int], kind: str,
+    shared: str, pointer: str, offset: str, first: str, count: int, deep: int, wide: int,
+    depth: int, threads: int, steps: tuple[int, int], kind: str,
 ) -> list[str]:  # fmt: skip
     """A slice of an operand to shared memory, by depth first. Neighbouring threads read what lies
     side by side; what is outside of the operand is 0."""
@@ -95,7 +96,8 @@ def _fetch(
         f"        {inner}, {outer} = u32(g % u32({size})), u32(g // u32({size}))",
         f"        v = {kind}(0)",
         f"        if {first} + f < u32({count}) and k + e < u32({deep}):",
-        f"            v = ld({pointer}, {offset} + ({first} + f) * u64({along}) + (k + e) * u64({inward}))",
+        f"            v = ld({pointer}, {offset} + ({first} + f) * u64({along}) + (k + e) * "
+        f"u64({inward}))",
         f"        st({shared}, e * u32({wide}) + f, v)",
         f"        g = u32(g + u32({threads}))",
     ]

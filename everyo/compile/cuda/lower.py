@@ -9,10 +9,19 @@ there are no atomics, and equal calls give equal bits.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from everyo.compile.cuda.statements import (
+    Across,
+    DeviceKernel,
+    DeviceStatement,
+    Leave,
+    Once,
+    Rows,
+    Spread,
+    Sync,
+)
 from everyo.compile.fuse import COST, Group
 from everyo.compile.ir import I64, Node
 from everyo.compile.loops import ELEMENT_NS, SLOT_NS, _Lowering
@@ -25,9 +34,7 @@ from everyo.compile.program import (
     Fold,
     Index,
     Load,
-    Slot,
     Start,
-    Statement,
     Store,
     Value,
     first,
@@ -41,105 +48,6 @@ SHARE = 8  # ... and each has at least so many elements per lane
 SHARED = 40 << 10  # bytes of a block's scratch rows that fit into shared memory
 SCRATCH_TEAMS = 2048  # teams with scratch rows in global memory
 BYTES = 16  # of the widest load or store
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A loop whose iterations the lanes of a team share; over="grid": all threads of all teams.
-
-    With `vector` > 1 a lane takes so many neighbours at a time; `last` is the innermost index, that
-    differs between them. `tail`: the count need not be a multiple."""
-
-    var: str
-    stop: int | str
-    body: tuple["DeviceStatement", ...]
-    over: str = "lanes"
-    vector: int = 1
-    last: str = ""
-    tail: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.over} {self.var} in 0..{self.stop} by {self.vector}:"
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """for r in the rows of this team."""
-
-    var: str
-    stop: int
-    body: tuple["DeviceStatement", ...]
-
-    def __str__(self) -> str:
-        return f"rows {self.var} in 0..{self.stop}:"
-
-
-@dataclass(frozen=True, slots=True)
-class Across:
-    """Fold an accumulator over the lanes of the team; all of them get the result."""
-
-    name: str
-    op: str
-    dtype: np.dtype
-    pair: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.op} across lanes"
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Only the first lane of the team does this; `alone`: only that of the first team."""
-
-    body: tuple["DeviceStatement", ...]
-    alone: bool = False
-
-    def __str__(self) -> str:
-        return "first lane:"
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """A barrier for the team."""
-
-    def __str__(self) -> str:
-        return "barrier"
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Teams from this number on have nothing to do, not even to read."""
-
-    teams: int
-
-    def __str__(self) -> str:
-        return f"only {self.teams} teams"
-
-
-DeviceStatement = Statement | Spread | Rows | Across | Once | Sync | Leave
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceKernel:
-    """A kernel for a grid of `blocks` of `threads`, `team` of which work together.
-
-    `chunks` counts the teams; `vectors` lists the slots that are read or written 16 bytes at a time
-    and must be aligned to that; `shared` those that lie in shared memory."""
-
-    slots: tuple[Slot, ...]
-    body: tuple[DeviceStatement, ...]
-    team: int
-    threads: int
-    blocks: int
-    vector: int
-    vectors: frozenset[int]
-    shared: frozenset[int]
-    combines: tuple[Combine, ...]
-    work: float
-
-    @property
-    def chunks(self) -> int:
-        return self.blocks * (self.threads // self.team)
 
 
 def lower(

@@ -22,7 +22,8 @@ from everyo.compile.cuda import trig
 from everyo.compile.intrinsics import FLOAT, Word, intrinsic_call, where
 
 KINDS = {
-    "f16": types.float16, "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
+    "f16": types.float16, "f32": types.float32, "f64": types.float64, "i32": types.int32,
+    "i64": types.int64,
     "u32": types.uint32, "u64": types.uint64, "b8": types.boolean,
 }  # fmt: skip
 WORDS = re.compile(r"[A-Za-z_]\w*")
@@ -364,7 +365,8 @@ def wneg(typing: Any, a: Any) -> Any:
 FUNCTIONS = _functions()
 NAMES: dict[str, Any] = {
     **KINDS, **{f"t_{name}": kind for name, kind in KINDS.items()},
-    "np": np, "cuda": cuda, "from_f16": types.float32, "mulhi": libdevice.umul64hi, "ld": ld, "st": st, "at": at,
+    "np": np, "cuda": cuda, "from_f16": types.float32, "mulhi": libdevice.umul64hi, "ld": ld,
+    "st": st, "at": at,
     "wadd": same(operator.add), "wsub": same(operator.sub), "wmul": same(operator.mul),
     "wneg": wneg, "mad_f32": mad, "mad_f64": mad,
     "select": select, "pair_add": pair_add, "pair_join": pair_join, "pair_total": pair_total,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from everyo.compile.cuda.lower import (
-    WARP,
+from everyo.compile.cuda.lower import WARP, side_by_side
+from everyo.compile.cuda.statements import (
     Across,
     DeviceKernel,
     Leave,
@@ -19,7 +19,6 @@ from everyo.compile.cuda.lower import (
     Rows,
     Spread,
     Sync,
-    side_by_side,
 )
 from everyo.compile.emit import Printer, expression
 from everyo.compile.ir import BOOL
@@ -88,7 +87,8 @@ class DevicePrinter(Printer):
             words = {(_traded(a.dtype), i) for a in _every(self.device.body, Across)
                      for i in range(1 + a.pair)}  # fmt: skip
             for kind, i in sorted(words):
-                yield f"w_{kind}{'e' * i} = cuda.shared.array({self.device.threads // WARP}, t_{kind})"
+                warps = self.device.threads // WARP
+                yield f"w_{kind}{'e' * i} = cuda.shared.array({warps}, t_{kind})"
 
     def index(self, index: Index) -> str:
         terms = [v if s == 1 else f"{v} * u64({s})" for v, s in index.terms]

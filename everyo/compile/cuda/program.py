@@ -108,7 +108,7 @@ class Program:
         """The inputs as device arrays, and which of them must be copied back."""
         given: list[Any] = list(arrays)
         host = [i for i, a in enumerate(given) if not isinstance(a, DeviceArray)]
-        for i, (a, n) in enumerate(zip(given, self.graph.inputs, strict=True)):
+        for a, n in zip(given, self.graph.inputs, strict=True):
             if isinstance(a, DeviceArray) and a.device != self.device:
                 raise EveryODeviceError(
                     f"{self.graph.name} runs on {self.device}, an input of shape {n.shape} is on "

@@ -12,7 +12,8 @@ import numpy as np
 TYPES = {
     "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16,
     "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64,
-    "u64": np.uint64, "b64": np.uint64, "f16": np.float16, "f32": np.float32, "f64": np.float64, "pred": np.bool_,
+    "u64": np.uint64, "b64": np.uint64, "f16": np.float16, "f32": np.float32, "f64": np.float64,
+    "pred": np.bool_,
 }  # fmt: skip
 # How registers are kept: by their size, floats as floats.
 STORED = {

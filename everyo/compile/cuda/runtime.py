@@ -1,7 +1,7 @@
 """What programs need of a device: one small protocol with two implementations.
 
-`emulator.EmulatedRuntime` executes the emitted PTX on the CPU with every check; `device.DeviceRuntime`
-drives a GPU through cuda.core. Addresses are plain integers; everything is ordered by one stream.
+`emulator.EmulatedRuntime` executes the emitted PTX on the CPU with every check, `DeviceRuntime` of
+`device` drives a GPU through cuda.core. Addresses are plain integers; one stream orders everything.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,6 +65,13 @@ class Runtime(Protocol):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """What `run` launches, recorded as a graph: calling the result launches it again."""
+
+    @property
+    def stream_number(self) -> int | None:
+        """The stream of the array interface."""
+
+    def exported(self, array: Any) -> Any:
+        """An object that exports a device array by DLPack."""
 
     def event(self) -> Any:
         """A mark in the stream."""

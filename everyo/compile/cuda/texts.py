@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everyo.compile.cuda.lower import THREADS, WARP, Across, power_of_two
+from everyo.compile.cuda.lower import THREADS, WARP, power_of_two
 from everyo.compile.cuda.printer import DevicePrinter
-from everyo.compile.cuda.lower import DeviceKernel
+from everyo.compile.cuda.statements import Across, DeviceKernel
 from everyo.compile.emit import expression, literal
-from everyo.compile.program import FOLDS, KINDS
+from everyo.compile.program import FOLDS, KINDS, first
 
 NUMBER = "    i = u32(u32(cuda.blockIdx.x) * u32({threads}) + u32(cuda.threadIdx.x))\n"
 
@@ -51,7 +51,7 @@ def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text
     printer = DevicePrinter(
         DeviceKernel((), (), team, threads, 1, 1, frozenset(), frozenset(), (), 0.0)
     )
-    start = literal(_neutral(op, dtype), dtype)
+    start = literal(first(op, dtype).value, dtype)
     lines = [
         *printer.places(),
         f"if chunk < u32({size}):",
@@ -75,12 +75,6 @@ def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text
     body = "".join(f"    {line}\n" for line in lines)
     kinds = (f"{kind}*", f"{kind}*")
     return Text(f"def kernel(p0, p1):\n{body}", kinds, -(-size // per), threads)
-
-
-def _neutral(op: str, dtype: np.dtype) -> bool | int | float:
-    from everyo.compile.program import first
-
-    return first(op, dtype).value
 
 
 def copy(

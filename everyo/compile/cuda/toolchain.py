@@ -23,7 +23,7 @@ from everyo.compile import cache as disk
 LOCK = threading.Lock()
 DTYPES = {
     "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32",
-    "u64": "uint64", "b8": "bool", "f16": "float16",
+    "u64": "uint64", "b8": "bool",
 }  # fmt: skip
 THREADS = 256  # the bound that every kernel is compiled for
 
@@ -123,7 +123,8 @@ def _constants(text: str, names: dict[str, Any]) -> ast.Module:
     class Fold(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
             self.generic_visit(node)
-            kind = DTYPES.get(getattr(node.func, "id", ""))
+            name = getattr(node.func, "id", "")
+            kind = DTYPES.get("f32" if name == "f16" else name)
             if kind is None or not _is_literal(node.args[0]):
                 return node
             key = (kind, ast.unparse(node.args[0]))
@@ -132,7 +133,11 @@ def _constants(text: str, names: dict[str, Any]) -> ast.Module:
                 value = eval(key[1], {"np": np})
                 value = value % 2**64 if kind[0] == "u" else value
                 names[made[key]] = np.array(value).astype(kind)[()]
-            return ast.copy_location(ast.Name(made[key], ast.Load()), node)
+            constant = ast.copy_location(ast.Name(made[key], ast.Load()), node)
+            if name != "f16":
+                return constant
+            node.args = [constant]  # NVVM has no constants of 16 bits: converted from float32
+            return node
 
     return ast.fix_missing_locations(Fold().visit(ast.parse(text)))
 
