@@ -2,7 +2,11 @@
 
 import copy
 import logging
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import everyo as eo
 from everyo.compile.cuda import toolchain
 from everyo.core.device_array import DeviceArray
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "cuda_training.py"
 needs_compiler = pytest.mark.skipif(
     toolchain.missing() is not None, reason=f"no CUDA compiler: {toolchain.missing()}"
 )
@@ -226,3 +231,17 @@ def test_dropout_draws_the_same_mask_on_both_devices(cuda):
     eo.manual_seed(1)
     layer = eo.Dropout(0.5)
     np.testing.assert_array_equal(eo.compile(lambda x: layer(x))(on_cuda(x)).numpy(), want)
+
+
+@needs_compiler
+def test_the_example_runs_without_a_gpu():
+    root = Path(eo.__file__).parents[1]
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE)],
+        capture_output=True, text=True, timeout=300,
+        env={k: v for k, v in os.environ.items() if k != "EVERYO_CUDA"} | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    apart = float(run.stdout.split("differ by at most ")[1])
+    assert apart < 1e-4
+    assert eo.cuda.is_available() or "No CUDA device" in run.stdout
