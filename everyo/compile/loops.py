@@ -48,6 +48,7 @@ CHUNKS = 16  # and there are at most so many of them
 BLOCK = 1024  # a sum runs over at most so many elements before it goes to float64
 FEW = 4  # so many elements of a sum may be added one by one
 LANES = 64  # elements that a vectorised sum takes at once; what remains is added one by one
+SHORT = 8  # sums of fewer elements are too short for any vector
 DEEP = 256  # a float32 column sum takes at most so many rows before it goes to float64
 NESTED = 3  # inner loops; more axes than that share one loop (Python allows 20 nested blocks)
 FLAT_UNIT = 16  # chunks of flat kernels are cut at multiples of this
@@ -198,7 +199,7 @@ class _Lowering:
         wider, pair = wide(n.op, dtype), paired(n.op, dtype)
         exact = n.op == "sum" and dtype.kind == "f" and not self.nest.flat
         size = self.nest.inner[-1].size
-        if exact and size < LANES:  # not worth a vector: every element is added in the wider form
+        if exact and size < SHORT:  # not worth a vector: every element is added in the wider form
             self.before.append(Start(a, first(n.op, wider), pair))
             self._add(a, op, v, dtype, wider, pair, self.values.loop_lines)
             return self._closed(a, pair, self.after), wider
@@ -217,7 +218,7 @@ class _Lowering:
         size = self.nest.inner[-1].size
         if size > BLOCK:
             return BLOCK
-        return size // LANES * LANES if size % LANES > FEW else size
+        return size // LANES * LANES if size > LANES and size % LANES > FEW else size
 
     def _add(
         self, total: str, op: str, v: Value, of: np.dtype, to: np.dtype, pair: bool, lines: list
