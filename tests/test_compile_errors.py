@@ -109,7 +109,8 @@ def repeats(t):
 
 
 VALUES = [
-    branch, while_loop, and_between, to_float, to_int, item, tolist, numpy, asarray, formatted, mask,
+    branch, while_loop, and_between, to_float, to_int, item, tolist, numpy, asarray, formatted,
+    mask,
     mask_of_data, unique, nonzero, range_of, python_max, compared, contained, list_of_traced,
     print_number, repeats,
 ]  # fmt: skip

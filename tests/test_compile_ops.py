@@ -24,11 +24,14 @@ from everyo.core.op import OPS, Sample
 from everyo.exceptions import EveryOError
 
 EXACT = {
-    "add", "subtract", "multiply", "divide", "negative", "square", "reciprocal", "floor_divide", "remainder",
+    "add", "subtract", "multiply", "divide", "negative", "square", "reciprocal", "floor_divide",
+    "remainder",
     "abs", "sign", "floor", "ceil", "round", "sqrt", "relu", "leaky_relu", "maximum", "minimum",
     "clip_between", "where", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "identity",
-    "astype", "max", "min", "any", "all", "pick", "spread", "slice", "take_at", "reshape", "transpose",
+    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite",
+    "identity",
+    "astype", "max", "min", "any", "all", "pick", "spread", "slice", "take_at", "reshape",
+    "transpose",
     "broadcast_to", "flip", "merge", "pad", "max_pool2d",
 }  # fmt: skip
 SIGNED_ZEROS = {"relu"}  # the larger of -0.0 and 0.0 is either, in NumPy by the machine

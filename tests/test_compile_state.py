@@ -420,7 +420,8 @@ def continue_the_random_state(net, opt, k):
 
 
 FREE = [
-    change_hyperparameters, change_weights_in_place, replace_weights, load_weights, reload_optimizer,
+    change_hyperparameters, change_weights_in_place, replace_weights, load_weights,
+    reload_optimizer,
     continue_the_random_state, drop_gradients,
 ]  # fmt: skip
 
@@ -814,7 +815,8 @@ def raise_surprise(t):
 
 
 FAILURES = [
-    float, lambda t: bool(t.sum() > 0), raise_surprise, lambda t: t.reshape(7), lambda t: np.unique(t),
+    float, lambda t: bool(t.sum() > 0), raise_surprise, lambda t: t.reshape(7),
+    lambda t: np.unique(t),
 ]  # fmt: skip
 
 

@@ -21,7 +21,8 @@ from everyo.compile.ir import BOOL, Check, Graph
 # Limits under which even the smallest programs have many chunks, blocks, kernels and slices.
 TINY = [
     (loops, "CHUNK", 4), (loops, "BLOCK", 8), (loops, "DEEP", 2), (loops, "FLAT_UNIT", 4),
-    (loops, "RUNTIME", 3), (sizes, "RUNTIME", 3), (loops, "WIDE_PARTIALS", 4), (rows, "COPY_CHUNK", 8),
+    (loops, "RUNTIME", 3), (sizes, "RUNTIME", 3), (loops, "WIDE_PARTIALS", 4),
+    (rows, "COPY_CHUNK", 8),
     (rows, "PARALLEL_NS", 0), (products, "SLICE_FLOPS", 64), (products, "SLICE_UNIT", 2),
     (fuse, "MAX_OPS", 6), (fuse, "MAX_SLOTS", 7), (fuse, "AGAIN_BYTES", 64), (tape, "LENGTH", 3),
 ]  # fmt: skip

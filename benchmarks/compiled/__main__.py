@@ -84,7 +84,10 @@ def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
                     found[side].append(result)
         medians = {s: statistics.median(t for _, t in r) for s, r in found.items() if r}
         cells = [
-            f"{medians[s] * 1e6:,.1f} ({statistics.median(f for f, _ in found[s]):.2f})" if s in medians else "–" for s in sides
+            f"{medians[s] * 1e6:,.1f} ({statistics.median(f for f, _ in found[s]):.2f})"
+            if s in medians
+            else "–"
+            for s in sides
         ]  # fmt: skip
         others = [t for s, t in medians.items() if s != "everyo"]
         ratio = (
@@ -121,9 +124,11 @@ def main() -> None:
     if options.output:
         command = " ".join(["python -m benchmarks.compiled", *sys.argv[1:]])
         head = [
-            f"# Compiled steps, {options.threads} thread{'s' * (options.threads != 1)}", "", f"`{command}`", "",
+            f"# Compiled steps, {options.threads} thread{'s' * (options.threads != 1)}", "",
+            f"`{command}`", "",
             "Median µs per call; in brackets the seconds of the first call, compilation included.",
-            f"Machine: {processor()}, {platform.system()}, Python {platform.python_version()}, {versions(options.sides)}.", "",
+            f"Machine: {processor()}, {platform.system()}, Python {platform.python_version()}, "
+            f"{versions(options.sides)}.", "",
         ]  # fmt: skip
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / options.output).write_text(

@@ -92,7 +92,8 @@ def pendulum(name: str) -> Step:
 def cnn(name: str) -> Step:
     model = nn.Sequential(
         nn.Conv2D(1, 8, 3, padding="same"), nn.ReLU(), nn.MaxPool2D(2),
-        nn.Conv2D(8, 16, 3, padding="same"), nn.ReLU(), nn.MaxPool2D(2), nn.Flatten(), nn.Linear(64, 10),
+        nn.Conv2D(8, 16, 3, padding="same"), nn.ReLU(), nn.MaxPool2D(2), nn.Flatten(),
+        nn.Linear(64, 10),
     )  # fmt: skip
     criterion = nn.CrossEntropyLoss()
     return trained(

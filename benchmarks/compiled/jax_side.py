@@ -144,8 +144,8 @@ def gpt(name: str) -> Step:
 
     def block() -> dict[str, Any]:
         scale = (jnp.ones(d), jnp.zeros(d))
-        return {"n1": scale, "n2": tree(jnp.copy, scale), "qkv": affine(d, 3 * d), "out": affine(d, d),
-                "up": affine(d, 4 * d), "down": affine(4 * d, d)}  # fmt: skip
+        return {"n1": scale, "n2": tree(jnp.copy, scale), "qkv": affine(d, 3 * d),
+                "out": affine(d, d), "up": affine(d, 4 * d), "down": affine(4 * d, d)}  # fmt: skip
 
     parameters = {
         "tokens": jnp.asarray(w.normal(w.VOCABULARY, d)), "positions": jnp.zeros((time, d)),

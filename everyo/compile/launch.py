@@ -67,8 +67,10 @@ class _Writer:
         self.entry = entry
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {
-            "MISS": MISS, "CAST": CAST, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch, "Clock": Clock, "Tensor": Tensor,
-            "ndarray": np.ndarray, "count": getrefcount, "is_": is_, "wrap": Tensor._wrap, "entry": entry, "lock": entry.program.lock,
+            "MISS": MISS, "CAST": CAST, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch,
+            "Clock": Clock, "Tensor": Tensor,
+            "ndarray": np.ndarray, "count": getrefcount, "is_": is_, "wrap": Tensor._wrap,
+            "entry": entry, "lock": entry.program.lock,
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
         self.arrays: list[str] = []  # of their arrays
@@ -159,7 +161,8 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
                 w(f"{name}_d = {name}._data")
                 w.same_array(f"{name}_d", shape, dtype, layout)
                 w.unless(
-                    f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is {is_leaf}"
+                    f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is "
+                    f"{is_leaf}"
                 )
                 objects.setdefault(spec[-1], []).append(name)
                 w.leaves.append(name)
@@ -259,7 +262,8 @@ def _run(w: _Writer, inputs: list[str]) -> None:
     for i, (shape, dtype) in enumerate(program.fresh):
         pool = Pool(shape, dtype)
         buffers = w.constant(pool.buffers)
-        w(f"o{i} = {buffers}[0] if count({buffers}[0]) == {FREE} else {buffers}[1] if count({buffers}[1]) == {FREE} "
+        w(f"o{i} = {buffers}[0] if count({buffers}[0]) == {FREE} else {buffers}[1] if "
+          f"count({buffers}[1]) == {FREE} "
           f"else {w.constant(pool.take)}()")  # fmt: skip
     if _hangs(entry):
         fetched = (
@@ -269,7 +273,8 @@ def _run(w: _Writer, inputs: list[str]) -> None:
         w.scope["asarray"] = np.asarray
         w(f"kept = {w.constant(entry.copied)}(({', '.join([*w.leaves, ''])}))")
         w(
-            f"held = [{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]"
+            "held = "
+            f"[{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]"
         )
     objects = w.constant(program.objects)
     for i, address in enumerate([*inputs, *(f"id(o{i})" for i in outputs)]):
@@ -295,8 +300,11 @@ def _hangs(entry: Any) -> bool:
 def _results(w: _Writer) -> None:
     entry, traced = w.entry, w.entry.traced
     inputs = [
-        (w.arrays[s.owner] or w.leaves[s.owner]) if s.kind == "arg" else f"{w.constant(s)}.fetch(())" for s in traced.sources
-    ]  # fmt: skip
+        (w.arrays[s.owner] or w.leaves[s.owner])
+        if s.kind == "arg"
+        else f"{w.constant(s)}.fetch(())"
+        for s in traced.sources
+    ]
 
     def place(p: Any) -> str:
         if p.kind == "output" and not p.path:

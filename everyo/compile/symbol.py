@@ -54,8 +54,8 @@ class Symbol:
         self._alive("an op")
         trace.born.append((weakref.ref(self), trace.place()))
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """What isinstance() takes it for: the user's code shall go the way it goes on numbers."""
         return np.ndarray if not self.weak else float if self.node.dtype.kind == "f" else Symbol
 
@@ -108,7 +108,8 @@ class Symbol:
         """Values were asked for outside the trace: the array outlived the function that was
         traced."""
         raise EveryOTraceError(
-            f"{what} of a traced value that was kept after the traced function of {self.trace.name!r} "
+            f"{what} of a traced value that was kept after the traced function of "
+            f"{self.trace.name!r} "
             "returned; return it from the function instead"
         )
 
@@ -259,7 +260,8 @@ def _in_place(name: str) -> Callable[[Symbol, Any], Symbol]:
 
 
 _OPERATORS = dict(
-    add="add", sub="subtract", mul="multiply", truediv="divide", pow="power", floordiv="floor_divide",
+    add="add", sub="subtract", mul="multiply", truediv="divide", pow="power",
+    floordiv="floor_divide",
     mod="remainder", matmul="matmul",
 )  # fmt: skip
 for _short, _name in _OPERATORS.items():

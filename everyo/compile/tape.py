@@ -20,7 +20,8 @@ WORDS = 5  # code, three operands, result: addresses
 CALL = 0  # code: call the function at operand 1 with the table at operand 2
 
 _INLINE = (
-    "add", "subtract", "multiply", "divide", "negative", "copy", "maximum", "minimum", "greater", "less", "equal",
+    "add", "subtract", "multiply", "divide", "negative", "copy", "maximum", "minimum", "greater",
+    "less", "equal",
 )  # fmt: skip
 CODES = {
     (op, dtype): 1 + i
@@ -99,7 +100,8 @@ def _walker() -> str:
     """P: address of the words, how many entries."""
     lines = [
         HEAD, "    at = P[0]", f"    end = at + P[1] * {8 * WORDS}", "    while at < end:",
-        "        code, a, b, c, out = peek(at), peek(at + 8), peek(at + 16), peek(at + 24), peek(at + 32)",
+        "        code, a, b, c, out = peek(at), peek(at + 8), peek(at + 16), peek(at + 24), "
+        "peek(at + 32)",
         f"        at += {8 * WORDS}", f"        if code == {CALL}:", "            call(a, b, 0, 1)",
     ]  # fmt: skip
     for (op, dtype), code in CODES.items():

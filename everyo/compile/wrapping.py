@@ -30,5 +30,6 @@ def wneg(typing: Any, a: Any) -> Any:
 
 
 WRAPPING: dict[str, Any] = {
-    "wadd": intrinsic(_two("add")), "wsub": intrinsic(_two("sub")), "wmul": intrinsic(_two("mul")), "wneg": wneg,
+    "wadd": intrinsic(_two("add")), "wsub": intrinsic(_two("sub")), "wmul": intrinsic(_two("mul")),
+    "wneg": wneg,
 }  # fmt: skip
