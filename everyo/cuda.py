@@ -13,8 +13,8 @@ import numpy as np
 from everyo.exceptions import EveryOCudaError
 
 __all__ = [
-    "add", "backend", "device_count", "is_available", "matmul", "multiply", "relu", "runtime_info",
-    "sum_all", "unavailable_reason",
+    "add", "allow_tf32", "backend", "device_count", "is_available", "matmul", "multiply", "relu",
+    "runtime_info", "sum_all", "unavailable_reason",
 ]  # fmt: skip
 
 _LOADERS: list[Callable[[], Any]] = []
@@ -31,6 +31,12 @@ def backend() -> Any:
     if reason is not None:
         raise EveryOCudaError(f"CUDA is not available: {reason}")
     return _LOADERS[0]()
+
+
+def allow_tf32(allowed: bool = True) -> None:
+    """Let float32 products round their operands to 10 bits of mantissa (TF32), which tensor cores
+    multiply several times as fast. Off by default: products are full float32."""
+    backend().allow_tf32(allowed)
 
 
 def unavailable_reason() -> str | None:

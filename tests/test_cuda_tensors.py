@@ -156,6 +156,20 @@ def test_the_array_interface_describes_the_memory(cuda):
         _ = eo.tensor([1.0]).__cuda_array_interface__
 
 
+@needs_compiler
+def test_products_round_to_tf32_only_when_asked(cuda):
+    x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    exact = x.astype(np.float64) @ x
+    errors = []
+    try:
+        for allowed in (False, True):
+            eo.cuda.allow_tf32(allowed)
+            errors.append(np.abs((on_cuda(x) @ on_cuda(x)).numpy() - exact).max())
+    finally:
+        eo.cuda.allow_tf32(False)
+    assert errors[0] < 1e-5 < errors[1] < 1e-1
+
+
 # Training
 
 

@@ -44,6 +44,11 @@ class Backend:
             for r in map(device.runtime, range(device.count()))
         ]
 
+    def allow_tf32(self, allowed: bool) -> None:
+        """Whether float32 products may round their operands to 10 bits, on every device."""
+        for index in range(len(self.devices())):
+            self.runtime(index).allow_tf32(allowed)
+
     def program(self, graph: Graph, where: Device) -> Any:
         """A compiled graph for a device."""
         from everyo.compile.cuda.program import Program

@@ -6,6 +6,7 @@ without a GPU; a test gives its result to a BLAS on the host.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ def arguments(p: Gemm) -> tuple[Call, list[tuple[int, int, int]]]:
 class Library:
     """A cuBLAS handle on one stream."""
 
-    def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
-        self.library, self.handle = library, handle
+    def __init__(self, library: Any, handle: ctypes.c_void_p, workspace: int) -> None:
+        self.library, self.handle, self.workspace = library, handle, workspace
         self.one = {np.dtype("float32"): ctypes.c_float(1), np.dtype("float64"): ctypes.c_double(1)}
         self.zero = {
             np.dtype("float32"): ctypes.c_float(0),
@@ -63,7 +64,7 @@ class Library:
         }
 
     @classmethod
-    def open(cls, stream: int) -> "Library | None":
+    def open(cls, stream: int, allocate: Callable[[int], int]) -> "Library | None":
         """The library on a stream, or None if it is not installed."""
         library = find()
         if library is None:
@@ -71,27 +72,23 @@ class Library:
         handle = ctypes.c_void_p()
         if library.cublasCreate_v2(ctypes.byref(handle)):
             return None
-        opened = cls(library, handle)
+        opened = cls(library, handle, allocate(WORKSPACE))
         opened.use(stream)
         return opened
 
     def use(self, stream: int) -> None:
-        """Launch on this stream from now on."""
+        """Launch on this stream from now on. Changing it takes the workspace away."""
+        place = ctypes.c_void_p(self.workspace)
         self._check(self.library.cublasSetStream_v2(self.handle, ctypes.c_void_p(stream)))
+        self._check(
+            self.library.cublasSetWorkspace_v2(self.handle, place, ctypes.c_size_t(WORKSPACE))
+        )
 
     def allow_tf32(self, allowed: bool) -> None:
         """Whether float32 products may round their operands to 10 bits; full precision by
         default."""
         mode = TF32_MATH if allowed else DEFAULT_MATH
         self._check(self.library.cublasSetMathMode(self.handle, mode))
-
-    def workspace(self, address: int, size: int) -> None:
-        """Scratch memory of ours for the library."""
-        self._check(
-            self.library.cublasSetWorkspace_v2(
-                self.handle, ctypes.c_void_p(address), ctypes.c_size_t(size)
-            )
-        )
 
     def multiply(self, p: Gemm, a: int, b: int, c: int) -> None:
         symbol, _ = SYMBOLS[p.dtype]

@@ -61,7 +61,7 @@ class DeviceRuntime:
         self.cc = (capability.major, capability.minor)
         self.buffers: dict[int, Any] = {}
         self.configs: dict[tuple[int, int], Any] = {}
-        self.blas = cublas.Library.open(int(self.stream.handle))
+        self.blas = cublas.Library.open(int(self.stream.handle), self.allocate)
 
     def allocate(self, size: int) -> int:
         buffer = self.device.memory_resource.allocate(max(size, 1), stream=self.stream)
@@ -105,6 +105,10 @@ class DeviceRuntime:
             return False
         self.blas.multiply(product, a, b, c)
         return True
+
+    def allow_tf32(self, allowed: bool) -> None:
+        if self.blas is not None:
+            self.blas.allow_tf32(allowed)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         builder = self.stream.create_graph_builder()

@@ -37,6 +37,7 @@ class EmulatedRuntime:
         self.checks = os.environ.get("EVERYO_CUDA_CHECKS") != "0" if checks is None else checks
         self.memory = DeviceMemory()
         self.counts: Counter[str] = Counter()
+        self.tf32 = False
         self.recording: list[Callable[[], None]] | None = None
 
     def allocate(self, size: int) -> int:
@@ -73,6 +74,9 @@ class EmulatedRuntime:
         if self.library:
             self._do(lambda: self._multiply(product, a, b, c))
         return self.library
+
+    def allow_tf32(self, allowed: bool) -> None:
+        self.tf32 = allowed
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.recording = recorded = []
@@ -127,7 +131,10 @@ class EmulatedRuntime:
             self.memory.read(address + dtype.itemsize * r * lead, dtype.itemsize * columns)
             for r in range(rows)
         ]
-        return np.stack(lines).view(dtype).reshape(rows, columns)
+        matrix = np.stack(lines).view(dtype).reshape(rows, columns)
+        if self.tf32 and dtype == np.float32:
+            matrix = ((matrix.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(dtype)
+        return matrix
 
 
 @cache

@@ -63,6 +63,9 @@ class Runtime(Protocol):
     def gemm(self, product: Gemm, a: int, b: int, c: int) -> bool:
         """Multiply matrices with the vendor's library; False if there is none."""
 
+    def allow_tf32(self, allowed: bool) -> None:
+        """Whether `gemm` may round float32 operands to 10 bits of mantissa."""
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """What `run` launches, recorded as a graph: calling the result launches it again."""
 
