@@ -21,7 +21,7 @@ def print_cache(*, as_json: bool) -> None:
         print(f"The cache is off: {found.reason}.")
     else:
         limit = f"{cache.CAP_BYTES / 2**20:.0f} MB at most"
-        print(f"{found.folder}: {found.kernels} kernels, {found.bytes / 2**20:.1f} MB ({limit})")
+        print(f"{found.folder}: {found.kernels} kernels, {found.bytes / 2**20:.2f} MB ({limit})")
 
 
 def clear_cache(*, as_json: bool) -> None:

@@ -106,7 +106,8 @@ def surroundings() -> str:
     digest.update(settings.read_bytes() if settings.is_file() else b"")
     versions = [f"{p} {_version(p)}" for p in ("numba", "llvmlite")]
     parts = [
-        __version__, np.__version__, sys.version, platform.machine(), *versions, llvm.get_host_cpu_name(),
+        __version__, np.__version__, sys.version, platform.machine(), *versions,
+        llvm.get_host_cpu_name(),
         llvm.get_host_cpu_features().flatten(), f"{BLAS and BLAS.wide}", digest.hexdigest(),
         *(f"{k}={os.environ[k]}" for k in sorted(os.environ) if k.startswith("NUMBA_") and k not in _NO_CODE),
     ]  # fmt: skip
@@ -116,8 +117,8 @@ def surroundings() -> str:
 def made_with() -> list[Path]:
     """The modules whose content becomes part of machine code."""
     here = Path(__file__).parent
-    names = ("prelude.py", "intrinsics.py", "atomics.py", "half.py", "blas.py", "code.py")
-    return [*(here / name for name in names), *sorted(here.glob("math*.py"))]
+    names = ("prelude", "intrinsics", "atomics", "half", "wrapping", "blas", "code")
+    return [*(here / f"{name}.py" for name in names), *sorted(here.glob("math*.py"))]
 
 
 def _version(package: str) -> str:

@@ -23,7 +23,7 @@ def undefined(code: bytes) -> set[str]:
     """The names that an object file for this machine refers to and does not define."""
     try:
         return {name for name, section in _symbols(code) if name and section == _UNDEFINED}
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise NotLinkable(str(error)) from None
 
 

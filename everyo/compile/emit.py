@@ -186,9 +186,9 @@ class Printer:
             yield f"{s.high} = {self.bound(s.total)} if chunk + 1 == chunks else {s.high}"
 
     def loop(self, s: Loop) -> Iterator[str]:
-        step = f", {self.bound(s.step)}" if s.end else ""
+        step = f", usz({s.step})" if s.end else ""
         yield f"for {s.var} in range({self.bound(s.start)}, {self.bound(s.stop)}{step}):"
         if s.end:
-            yield f"    {s.end} = min({s.var} + {self.bound(s.step)}, {self.bound(s.stop)})"
+            yield f"    {s.end} = min({s.var} + usz({s.step}), {self.bound(s.stop)})"
         for line in self.body(s.body):
             yield f"    {line}"

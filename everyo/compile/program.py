@@ -234,7 +234,7 @@ class Loop:
     stop: int | str
     body: tuple["Statement", ...]
     kind: str = "inner"
-    step: int | str = 1
+    step: int = 1  # a number: Numba raises where a step may be 0, and then nothing can be stored
     end: str = ""
 
     def __str__(self) -> str:
@@ -435,7 +435,7 @@ class _Checker:
                 self.new(names, s.low, None, s)
                 self.new(names, s.high, None, s)
             case Loop():
-                for bound in (s.start, s.stop, s.step):
+                for bound in (s.start, s.stop):
                     known = isinstance(bound, int) or (bound in names and names[bound] is None)
                     require(known, "bound", bound, "of", s)
                 inner = dict(names)

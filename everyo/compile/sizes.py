@@ -37,7 +37,7 @@ RUNTIME = 16  # known trip counts from here on make LLVM unroll first and then n
 MOST_ROWS = 1 << 32  # division by multiplication is exact below
 FREE = {"add", "subtract", "multiply", "divide"}  # a run-time operand costs these nothing
 CHOICES = {"where", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-Indexed = TypeVar("Indexed", Address, Counter, Load, Store)
+Indexed = TypeVar("Indexed", bound=Address | Counter | Load | Store)
 
 
 def sized(kernel: Kernel) -> Kernel:
@@ -122,10 +122,9 @@ class _Sizes:
                 return [replace(s, total=self.size(total))]
             case Loop():
                 inside = s.var if s.kind == "inner" else loop
-                step = self.large(s.step) if s.end else s.step
                 body = tuple(self.body(s.body, inside))
                 start, stop = self.large(s.start), self.large(s.stop)
-                return [replace(s, start=start, stop=stop, step=step, body=body)]
+                return [replace(s, start=start, stop=stop, body=body)]
             case Address() | Counter() | Load() | Store():
                 return [self.indexed(s, loop)]
             case Clamp():
