@@ -29,8 +29,8 @@ from everyo.compile.trace import LOCK, PACKAGE, Traced, check_dtype, put_back
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
-from everyo.core.forks import renewed
 from everyo.core.device_array import DeviceArray
+from everyo.core.forks import renewed
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
 from everyo.exceptions import EveryOTraceError
@@ -184,7 +184,10 @@ class CompiledFunction:
         arguments."""
         leaves, structure = flatten((args, kwargs))
         static = _static_leaves(args, kwargs, self._static_positions, self._options.static_argnames)
-        dynamic, specs, where, same = [], [], [], {}
+        dynamic: list[Any] = []
+        specs: list[tuple[Any, ...]] = []
+        where: list[int] = []
+        same: dict[int, int] = {}
         for i, leaf in enumerate(leaves):
             kind = type(leaf)
             if isinstance(leaf, Tensor):
@@ -327,8 +330,9 @@ class CompiledFunction:
                 _put_back(second)
                 _, name, _, line = second.attributes[0]
                 raise EveryOTraceError(
-                    f"{self._name}: attribute {name!r} is set at every call, at {line}; a compiled function does "
-                    "not run that line again. Keep the value in a tensor or buffer, or compile with fallback='eager'"
+                    f"{self._name}: attribute {name!r} is set at every call, at {line}; a compiled "
+                    "function does not run that line again. Keep the value in a tensor or buffer, "
+                    "or compile with fallback='eager'"
                 )
             difference = differences(entry.traced, second)
             if difference is None:
@@ -341,8 +345,9 @@ class CompiledFunction:
             if differences(second, third) is not None:
                 _put_back(third)
                 raise EveryOTraceError(
-                    f"{self._name} depends on Python state that changes from call to call and that guards cannot "
-                    f"see: {difference}. Pass the value as an argument, or keep it in a tensor"
+                    f"{self._name} depends on Python state that changes from call to call and that "
+                    f"guards cannot see: {difference}. Pass the value as an argument, or keep it "
+                    "in a tensor"
                 )
             self._entries[key].remove(entry)
             fresh = self._compile(dynamic, rebuild)
@@ -357,8 +362,9 @@ class CompiledFunction:
         if self._traces > WARN_TRACES and compiled > WARN_TRACES // 2:
             why = changed or "arguments of a new shape, dtype, structure or static value"
             _warn(
-                f"{self._name} was traced {self._traces} times; the last time because of: {why}. Every trace compiles "
-                "anew; keep shapes and Python values fixed, or pass numbers that change as floats or tensors"
+                f"{self._name} was traced {self._traces} times; the last time because of: {why}. "
+                "Every trace compiles anew; keep shapes and Python values fixed, or pass numbers "
+                "that change as floats or tensors"
             )
 
     # ------------------------------------------------------------------ methods, pickling
@@ -500,10 +506,15 @@ def _compiled_module(module: Any, options: Options) -> Any:
         "__doc__": kind.__doc__,
     }
     for name in ("graph", "source", "explain", "warmup", "cache_info", "clear"):
-        namespace[name] = property(lambda self, _name=name: getattr(forward, _name))
-    out = object.__new__(type(kind.__name__, (kind,), namespace))
+        namespace[name] = property(functools.partial(_of_forward, name, forward))
+    out: Any = object.__new__(type(kind.__name__, (kind,), namespace))
     object.__setattr__(out, "__dict__", module.__dict__)
     return out
+
+
+def _of_forward(name: str, forward: CompiledFunction, module: Any) -> Any:
+    """What a compiled module shows of its compiled forward."""
+    return getattr(forward, name)
 
 
 def _deepcopy(module: Any, memo: dict) -> Any:

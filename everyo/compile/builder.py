@@ -77,8 +77,9 @@ class Builder:
         s = self.lift(x)
         if s.storage.narrow is not None:
             raise EveryOTraceError(
-                f"an array of dtype {s.dtype} takes part in a computation at {self.trace.line()}; inside a compiled "
-                "function convert it first: eo.tensor(a), or a.astype('int64') for whole numbers"
+                f"an array of dtype {s.dtype} takes part in a computation at {self.trace.line()}; "
+                "inside a compiled function convert it first: eo.tensor(a), or a.astype('int64') "
+                "for whole numbers"
             )
         return s
 
@@ -91,8 +92,8 @@ class Builder:
             return node
         if dtype not in ir.DTYPES:
             raise EveryOTraceError(
-                f"{dtype} is not supported inside a compiled function (supported: bool, int32, int64, float32, "
-                f"float64) at {self.trace.line()}; convert with astype()"
+                f"{dtype} is not supported inside a compiled function (supported: bool, int32, "
+                f"int64, float32, float64) at {self.trace.line()}; convert with astype()"
             )
         if node.op == "const" and type(node.param("value")) in (int, float, bool):
             with np.errstate(all="ignore"):
@@ -139,8 +140,9 @@ class Builder:
             return self._on_integers(name, nodes[0], shape)
         if name == "power" and dtypes[0].kind == "i" and not _natural(nodes[1]):
             raise EveryOTraceError(
-                f"an integer to an integer power that is not a non-negative constant, at {self.trace.line()}: NumPy "
-                "raises for negative exponents; convert the base to a floating dtype"
+                "an integer to an integer power that is not a non-negative constant, at "
+                f"{self.trace.line()}: NumPy raises for negative exponents; convert the base to a "
+                "floating dtype"
             )
         return self.wrap(self.table.make(name, *nodes), weak and out != BOOL)
 
@@ -151,7 +153,8 @@ class Builder:
         if name in ("floor", "ceil", "rint") or (name == "abs" and node.dtype == BOOL):
             return self.wrap(node)
         raise EveryOTraceError(
-            f"{name} of {node.dtype} is not supported inside a compiled function, at {self.trace.line()}"
+            f"{name} of {node.dtype} is not supported inside a compiled function, at "
+            f"{self.trace.line()}"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -505,7 +508,7 @@ class Builder:
         rest = [i for i in range(s.ndim) if i not in arrays]
         index, common = self._positions(s.shape, arrays)
         rows = math.prod(s.shape[a] for a in axes)
-        if rows == 0 and math.prod(common):
+        if rows == 0 and 0 not in common:
             raise IndexError("an index into an axis of size 0")
         # wrapped: the result is a copy, so no view of the memory of `s` comes of it
         table = self.transpose(self.wrap(s.node), (*axes, *rest))

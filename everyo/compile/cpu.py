@@ -55,7 +55,7 @@ class Program:
         self._control = _Control(plan, self._legal)
         self._execute = self._executor()
         self.data_at = int(self._control.words[native.DATA_AT])
-        self.objects = memoryview(self._control.objects)  # ids of inputs and outputs, see `execute`
+        self.objects = self._control.objects.data  # ids of inputs and outputs, see `execute`
 
     def __call__(self, arrays: Arrays) -> list[np.ndarray]:
         outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
@@ -248,8 +248,8 @@ class _Control:
         w[native.DATA_AT] = _POINTER_AT if _ids_give_addresses() else -1
         w[native.PROGRAM : native.LAST + 1] = self.everything
         self.address = w.ctypes.data
-        self.status = memoryview(w)[native.STATUS : native.STATUS + 1]
-        self.pool = memoryview(w)[native.POOL : native.POOL + 1]
+        self.status = w.data[native.STATUS : native.STATUS + 1]
+        self.pool = w.data[native.POOL : native.POOL + 1]
         self.partial = False
 
     def bind(self, arrays: Arrays, rows: tuple[int, int] | None) -> None:

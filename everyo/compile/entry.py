@@ -63,8 +63,9 @@ def _traced(trace: Trace, call: Call, placeholders: Sequence[Any]) -> Traced:
     line = trace.survivor()
     if line is not None:
         raise EveryOTraceError(
-            f"{name}: a traced value made at {line} is still held after the function returned (a side effect: "
-            "appended to a list, stored in a global or a closure); return it instead, or compile with fallback='eager'"
+            f"{name}: a traced value made at {line} is still held after the function returned (a "
+            "side effect: appended to a list, stored in a global or a closure); return it "
+            "instead, or compile with fallback='eager'"
         )
     return _with_parents(traced, parents)
 
@@ -128,8 +129,8 @@ def _settle_attributes(trace: Trace, traced: Traced) -> None:
         if name in values and isinstance(value, Tensor) and value.requires_grad:
             trace.undo_attributes()
             raise EveryOTraceError(
-                f"attribute {name!r} of a {type(owner).__name__} is set to a tensor with a graph at {line}; store "
-                f"its detach() instead"
+                f"attribute {name!r} of a {type(owner).__name__} is set to a tensor with a graph "
+                f"at {line}; store its detach() instead"
             )
         if name not in values:
             del trace.attributes[(id(owner), name)]
@@ -223,7 +224,8 @@ class Entry:
         for owner, none in self.traced.grad_none:
             t = leaves[owner] if isinstance(owner, int) else owner
             if (t._grad is None) is not none:
-                return f"the .grad of a tensor of shape {t.shape} was {'None' if none else 'set'} and is not now"
+                before = "None" if none else "set"
+                return f"the .grad of a tensor of shape {t.shape} was {before} and is not now"
         if moved:
             for t, requires, leaf in self.flags:
                 if t._requires_grad is not requires or (t.grad_node is None) is not leaf:
@@ -364,8 +366,9 @@ class Entry:
 
         def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
             raise EveryOGradientError(
-                f"{name}: a value saved for its gradient was modified afterwards by an in-place operation, inside the "
-                "compiled function itself; call backward() in there, before the update"
+                f"{name}: a value saved for its gradient was modified afterwards by an in-place "
+                "operation, inside the compiled function itself; call backward() in there, before "
+                "the update"
             )
 
         return Node(
@@ -398,7 +401,8 @@ class Entry:
             broken = self.guards.broken()
             if broken is not None:
                 raise EveryOTraceError(
-                    f"{self.name}: backward() after the function's Python state changed ({broken}); call backward() first"
+                    f"{self.name}: backward() after the function's Python state changed "
+                    f"({broken}); call backward() first"
                 )
             traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
             self.backward[i] = (
@@ -409,7 +413,7 @@ class Entry:
         known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}
         arrays = []
         for source, node in zip(traced.sources, traced.graph.inputs, strict=True):
-            a = known.get(_exactly(source))
+            a: Any = known.get(_exactly(source))
             a = source.fetch(everything) if a is None else a
             a = a if type(a) is DeviceArray else np.asarray(a, node.dtype)
             arrays.append(a if _laid_out(a, node) else _as_laid_out(np.asarray(a), node))
@@ -427,8 +431,9 @@ class Entry:
         whole = all(self.inputs[i][1].dtype.kind == "i" for i in self.written)  # random states
         if self.traced.effects or not whole or (self.written and MODE.trace is not None):
             raise EveryOGradientError(
-                f"{self.name}: the function changes gradients, buffers or attributes, so its compiled form can be "
-                f"differentiated once only; call the function itself, {self.name}.__wrapped__"
+                f"{self.name}: the function changes gradients, buffers or attributes, so its "
+                "compiled form can be differentiated once only; call the function itself, "
+                f"{self.name}.__wrapped__"
             )
         variables = {id(p): TENSORS.identity(p) for p in parents}
         replaced = [variables.get(id(leaf), leaf) for leaf in leaves]
@@ -520,7 +525,10 @@ def differences(first: Traced, second: Traced) -> str | None:
         if s.name != t.name:
             return f"an input was read from another {s.kind} in the second trace, at {where}"
         if s.kind == "array" and s.owner is not t.owner and not _equal(s.owner, t.owner):
-            return f"an array of shape {s.owner.shape} that the function makes differs between two traces, at {where}"
+            return (
+                f"an array of shape {s.owner.shape} that the function makes differs between two "
+                f"traces, at {where}"
+            )
     if repr(first.leaves) != repr(second.leaves) and not _same_leaves(first, second):
         return "the results differ in kind between two traces"
     if len(first.effects) != len(second.effects):
@@ -529,7 +537,10 @@ def differences(first: Traced, second: Traced) -> str | None:
         if (e.what, e.key, e.wrap) != (f.what, f.key, f.wrap) or (
             e.wrap == "object" and e.value is not f.value and repr(e.value) != repr(f.value)
         ):
-            return f"{e.what} {e.key!r} is set to {e.value!r} in the first trace, to {f.value!r} in the second"
+            return (
+                f"{e.what} {e.key!r} is set to {e.value!r} in the first trace, to {f.value!r} in "
+                "the second"
+            )
     return None
 
 

@@ -47,23 +47,28 @@ class Explanation:
                 t = self.seconds[i]
                 line += [
                     f"{t * 1e6:.2f}", f"{100 * t / total:.0f} %" if total else "-",
-                    f"{row.bytes / t / 1e9:.1f}" if t else "-", f"{row.flops / t / 1e9:.1f}" if t else "-",
+                    f"{row.bytes / t / 1e9:.1f}" if t else "-",
+                    f"{row.flops / t / 1e9:.1f}" if t else "-",
                     _of_peak(row, t),
                 ]  # fmt: skip
             table.append(line)
         table = [[c if len(c) <= 60 else c[:57] + "..." for c in r] for r in table]
         widths = [max(len(r[k]) for r in table) for k in range(len(head))]
         left = {1, 2}
-        lines = ["  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(r, widths, strict=True)))
-                 .rstrip() for r in table]  # fmt: skip
+        lines = []
+        for cells in table:
+            padded = enumerate(zip(cells, widths, strict=True))
+            line = [c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in padded]
+            lines.append("  ".join(line).rstrip())
         texts = len({row.text for row in self.rows})
-        lines.append(
-            f"{len(self.rows)} rows, {texts} distinct kernels, arena {self.arena_bytes / 1e3:.1f} kB"
-        )
+        arena = f"arena {self.arena_bytes / 1e3:.1f} kB"
+        lines.append(f"{len(self.rows)} rows, {texts} distinct kernels, {arena}")
         if self.seconds is not None:
             m = machine()
-            lines.append(f"{total * 1e6:.1f} us in all; peaks: {m.bandwidth / 1e9:.1f} GB/s of a plain copy, "
-                         f"{m.flops / 1e9:.0f} Gflop/s of a matrix product on one thread")  # fmt: skip
+            lines.append(
+                f"{total * 1e6:.1f} us in all; peaks: {m.bandwidth / 1e9:.1f} GB/s of a plain "
+                f"copy, {m.flops / 1e9:.0f} Gflop/s of a matrix product on one thread"
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:

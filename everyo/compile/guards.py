@@ -114,8 +114,10 @@ class Guard:
             case "set":
                 return f"{container} == {value}"
             case "dict":
-                return f"len({container}) == {len(self.value[0])} and all(map(is_, {container}, {value}[0])) and " \
-                    f"all(map(is_, {container}.values(), {value}[1]))"  # fmt: skip
+                return (
+                    f"len({container}) == {len(self.value[0])} and all(map(is_, {container}, "
+                    f"{value}[0])) and all(map(is_, {container}.values(), {value}[1]))"
+                )
         return (
             f"len({container}) == {len(self.value[1])} and all(map(is_, {container}, {value}[1]))"
         )
@@ -247,15 +249,16 @@ class _Walker:
         self.waiting: list[tuple[str, Callable[[], None]]] = []  # places guarded once their name is
 
     def run(self) -> None:
-        ready = True
-        while ready and len(self.guards) < LIMIT:
+        while len(self.guards) < LIMIT:
             while self.stack and len(self.guards) < LIMIT:
                 self._expand(*self.stack.pop())
             everything = bool(_BY_ANY_NAME & (self.names | self.globals))
             waiting, self.waiting = self.waiting, []
-            ready = []
+            ready: list[tuple[str, Callable[[], None]]] = []
             for name, go in waiting:
                 (ready if everything or name in self.names else self.waiting).append((name, go))
+            if not ready:
+                break
             for _, go in ready:
                 go()
 
@@ -327,8 +330,9 @@ class _Walker:
 
     def _object(self, x: Any, what: str) -> None:
         """The attributes of an object and of its class, as far as the code mentions them."""
-        kind = type(x)
-        root, fields = _root(kind.__module__), getattr(x, "__dict__", None)
+        kind: Any = type(x)
+        root = _root(kind.__module__)
+        fields: Any = getattr(x, "__dict__", None)
         names: frozenset[str] = frozenset()
         if isinstance(x, Tracked):
             names = _names_of_class(kind)
@@ -424,8 +428,10 @@ def _slots(kind: type) -> list[str]:
 
 _KINDS = {
     "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_DEREF": "cell", "LOAD_CLASSDEREF": "cell",
-    "LOAD_FROM_DICT_OR_DEREF": "cell", "LOAD_FROM_DICT_OR_GLOBALS": "global", "LOAD_ATTR": "attribute",
-    "LOAD_METHOD": "attribute", "LOAD_SUPER_ATTR": "attribute", "IMPORT_FROM": "attribute", "IMPORT_NAME": "import",
+    "LOAD_FROM_DICT_OR_DEREF": "cell", "LOAD_FROM_DICT_OR_GLOBALS": "global",
+    "LOAD_ATTR": "attribute",
+    "LOAD_METHOD": "attribute", "LOAD_SUPER_ATTR": "attribute", "IMPORT_FROM": "attribute",
+    "IMPORT_NAME": "import",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ SPIN_NS = 200_000  # a worker looks for work so long before it sleeps
 PATIENCE = 2000  # looks before the one who waits for a claimed chunk offers its processor to others
 WAKE_NS = 60_000  # a program whose shared rows are worth less does not wake sleeping workers
 MOST = 16  # threads by default: programs have few rows of more chunks
+LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period
 
 # Run the chunks of one row with the pool; names `pool function table n` are given.
 SHARE = f"""
@@ -89,7 +90,7 @@ class Pool:
         self._memory = np.zeros(WORDS // 8 + 8, np.int64)
         start = self._memory.ctypes.data
         self.address = start + -start % 64
-        self._words = memoryview(self._memory)[(self.address - start) // 8 :]
+        self._words = self._memory.data[(self.address - start) // 8 :]
         self._argument = np.array([self.address], np.int64)
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._native = kind(NATIVE.address(WORKER))  # ctypes releases the GIL
@@ -218,7 +219,7 @@ def _default() -> int:
 def _quota() -> int:
     """The processors that the container's share of time amounts to."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = LIMIT.read_text().split()
         return max(1, round(int(quota) / int(period)))
     except (OSError, ValueError):  # no such file, or no limit
         return MOST

@@ -260,7 +260,8 @@ class Plan:
 
     def _tape(self, step: int, g: Group) -> None:
         """Operands from outside are copied into slots first, results to where they live last."""
-        start, slots = self.base + self.offsets[step, 0], {}
+        start = self.base + self.offsets[step, 0]
+        slots: dict[object, int] = {}
         entries: list[list[int]] = []
         outside: list[tuple[int, int, Node, int]] = []  # entry, word, node, shift
         calls: list[tuple[int, Node, list[int]]] = []  # entry, node, operands and result

@@ -7,7 +7,7 @@ that only holds for real numbers: x * 0, x - x, x / x and x + 0.0 stay.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -413,7 +413,7 @@ def disjoint(boxes: list[tuple[tuple[int, ...], ...]]) -> bool:
     axes = [i for i in range(len(ranges[0])) if len({r[i] for r in ranges}) > 1]
     if len(axes) == 1 and all(r[axes[0]][1] == 1 for r in ranges):  # in a line
         ends = sorted((r[axes[0]][0], r[axes[0]][0] + r[axes[0]][2]) for r in ranges)
-        return all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+        return all(a[1] <= b[0] for a, b in pairwise(ends))
     pairs = combinations(boxes, 2)
     return len(boxes) <= FEW and all(apart(a, b) for a, b in pairs)
 

@@ -23,10 +23,10 @@ from everyo.compile import ir
 from everyo.compile.builder import Builder
 from everyo.compile.symbol import Step, Storage, Symbol
 from everyo.core.autograd import MODE, TRACES
+from everyo.core.device_array import DeviceArray
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
 from everyo.core.forks import renewed
 from everyo.core.namespace import is_array
-from everyo.core.device_array import DeviceArray
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
@@ -138,10 +138,10 @@ class Place:
 
     def resolve(self, arrays: Sequence[Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """The array itself."""
-        array = arrays[self.index] if self.kind == "input" else outputs[self.index]
+        array: Any = arrays[self.index] if self.kind == "input" else outputs[self.index]
         return self.viewed(array if type(array) is DeviceArray else np.asarray(array))
 
-    def viewed(self, array: np.ndarray) -> np.ndarray:
+    def viewed(self, array: Any) -> Any:
         """The view of its input or output."""
         for name, value in self.path:
             match name:
@@ -251,8 +251,8 @@ class Trace:
         if array.dtype not in ir.DTYPES:
             if array.dtype.kind not in "iub" or array.dtype.itemsize > 8:
                 raise EveryOTraceError(
-                    f"an array of dtype {array.dtype} cannot enter a compiled function (supported: bool, int32, "
-                    f"int64, float32, float64), at {self.line()}"
+                    f"an array of dtype {array.dtype} cannot enter a compiled function (supported: "
+                    f"bool, int32, int64, float32, float64), at {self.line()}"
                 )
             narrow = array.dtype
             source = Source("cast", source, np.dtype(np.int64))
@@ -260,7 +260,8 @@ class Trace:
         step = array.dtype.itemsize
         if any(s % step for s in array.strides):
             raise EveryOTraceError(
-                f"an array with strides {array.strides} that are no multiple of its item size {step}"
+                f"an array with strides {array.strides} that are no multiple of its item size "
+                f"{step}"
             )
         strides = None if array.flags.c_contiguous else tuple(s // step for s in array.strides)
         node = self.table.input(array.shape, array.dtype, strides)
@@ -298,7 +299,8 @@ class Trace:
         path = view_path(array, owner)
         if path is None:
             raise self.error(
-                "a view written in place, or read after that, that is no slice of the array that owns it"
+                "a view written in place, or read after that, that is no slice of the array that "
+                "owns it"
             )
         if id(owner) not in self.symbols:
             self.first[id(owner)] = Source("owner", source)
@@ -507,8 +509,10 @@ class Trace:
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """A plain attribute of a module or optimizer. Traced values are stored again by every call;
         anything else is remembered, and refused if a second trace writes it again."""
-        previous = self.attributes[(id(owner), name)][2] if (id(owner), name) in self.attributes else (
-            owner.__dict__.get(name, _MISSING))  # fmt: skip
+        if (id(owner), name) in self.attributes:
+            previous = self.attributes[(id(owner), name)][2]
+        else:
+            previous = owner.__dict__.get(name, _MISSING)
         self.kept.append(owner)
         if id(owner) in self.own:
             object.__setattr__(owner, name, value)
@@ -551,15 +555,17 @@ class Trace:
     def concrete(self, value: Any, what: str) -> Any:
         """A value was asked for that exists only when the compiled program runs."""
         raise EveryOTraceError(
-            f"{what} needs the value of a traced {_describe(value)} at {self.line()}; while {self.name!r} is being "
-            "compiled values do not exist yet, and a branch on one would be frozen. For control flow use eo.where; "
-            "pass what is constant as an int, bool or str argument (static); or compile with fallback='eager'"
+            f"{what} needs the value of a traced {_describe(value)} at {self.line()}; while "
+            f"{self.name!r} is being compiled values do not exist yet, and a branch on one would "
+            "be frozen. For control flow use eo.where; pass what is constant as an int, bool or "
+            "str argument (static); or compile with fallback='eager'"
         )
 
     def error(self, what: str) -> EveryOTraceError:
         """An error that names the user's line."""
         return EveryOTraceError(
-            f"{what}, at {self.line()}: this cannot be traced; change it, or compile with fallback='eager'"
+            f"{what}, at {self.line()}: this cannot be traced; change it, or compile with "
+            "fallback='eager'"
         )
 
     def line(self) -> str:
@@ -637,8 +643,9 @@ class Trace:
         for tensor, before, line in self.flags.values():
             if tensor._requires_grad is not before:
                 raise EveryOTraceError(
-                    f"requires_grad of a tensor of shape {tensor.shape} is set to {not before} at {line} and left so; "
-                    "a compiled function does not run that line again: set it outside, or back before returning"
+                    f"requires_grad of a tensor of shape {tensor.shape} is set to {not before} at "
+                    f"{line} and left so; a compiled function does not run that line again: set it "
+                    "outside, or back before returning"
                 )
         flat, structure = flatten(result)
         leaves = tuple(self._leaf(x, place) for x in flat)
@@ -653,7 +660,8 @@ class Trace:
             if _holds_traced(value):
                 effects.append(self._effect("attribute", owner, name, value, place))
         writes = tuple(
-            (node, storage.node) for node, storage in zip(self.table.inputs, self._storages, strict=True)
+            (node, storage.node)
+            for node, storage in zip(self.table.inputs, self._storages, strict=True)
             if storage.written and storage.node is not node
         )  # fmt: skip
         lines = {n: _named(place) for n, place in self.lines.items()}
@@ -667,12 +675,16 @@ class Trace:
         )
         return Traced(
             graph, tuple(self.sources), leaves, structure, tuple(effects),
-            tuple((self._owner(t), none) for t, none in self.grad_none.values()), tuple(self.statics.values()),
-            tuple((owner, name, before, line) for (_, name), (owner, value, before, line) in self.attributes.items()
+            tuple((self._owner(t), none) for t, none in self.grad_none.values()),
+            tuple(self.statics.values()),
+            tuple((owner, name, before, line)
+                  for (_, name), (owner, value, before, line) in self.attributes.items()
                   if not _holds_traced(value)),
-            views=tuple(self.views), identical=tuple(self.identical.values()), frozen=tuple(self.frozen.values()),
+            views=tuple(self.views), identical=tuple(self.identical.values()),
+            frozen=tuple(self.frozen.values()),
             arrays=frozenset(id(s.owner) for s in self.sources if s.kind == "array"),
-            results=tuple(i for i, leaf in enumerate(leaves) if leaf.what == "tensor" and not leaf.is_leaf),
+            results=tuple(i for i, leaf in enumerate(leaves)
+                          if leaf.what == "tensor" and not leaf.is_leaf),
         )  # fmt: skip
 
     def _owner(self, tensor: Tensor) -> Any:
@@ -748,7 +760,7 @@ def _holds_traced(data: Any) -> bool:
     return False
 
 
-def check_dtype(array: np.ndarray) -> None:
+def check_dtype(array: np.ndarray | DeviceArray) -> None:
     """Refuse arrays that no tensor can hold."""
     if array.dtype.kind not in "fiub":
         raise EveryODTypeError(f"an argument of dtype {array.dtype} is not supported")

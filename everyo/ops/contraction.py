@@ -29,7 +29,7 @@ def _column(xp: Any, a: Any) -> Any:
 
 
 def _stacked(a: Any, b: Any) -> bool:
-    """A batch of matrices times one matrix: the batch is only a taller matrix, one product for all."""
+    """A batch of matrices times one matrix: the batch is a taller matrix, one product for all."""
     return len(a.shape) > 2 and len(b.shape) == 2
 
 

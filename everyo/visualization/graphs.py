@@ -135,7 +135,7 @@ def _figure(
             fontsize=12 * drawn, fontweight="bold",
         )  # fmt: skip
     for source, end, views in edges:
-        _arrow(axes, plan, sizes, source, end, views, drawn)
+        _arrow(axes, plan, sizes, source, end, str(views), drawn)
     for key, box in boxes.items():
         _draw_box(axes, box, plan.place[key], sizes[key], drawn)
     return figure
