@@ -3,8 +3,8 @@
 Every process runs the same program on its own share of the data: `mpiexec -n 4 python train.py`,
 where `world()` is the group of all of them. `average_gradients` packs the gradients of each dtype
 into one flat buffer and adds it up with a single all-reduce, after which every rank holds the same
-bits. A rank that fails stops the others with its message. `spawn` starts local ranks from inside a
-program. Needs the extra `[mpi]`.
+bits; inside a compiled step too. A rank that fails stops the others with its message. `spawn`
+starts local ranks from inside a program. Needs the extra `[mpi]`.
 """
 
 import importlib
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.compile.staged import exchange, register
 from everyo.core.autograd import current_trace
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError
@@ -50,6 +51,7 @@ class Group:
         self.rank: int = communicator.Get_rank()
         self.world_size: int = communicator.Get_size()
         self._layout: list[tuple[str, int]] | None = None  # of the first all-reduce
+        self._numbers: dict[tuple[tuple[str, int], ...], int] = {}
 
     @property
     def is_main(self) -> bool:
@@ -95,6 +97,21 @@ class Group:
             raise DistributedError(f"the group of rank {self.rank} is closed")
         return self._communicator
 
+    def _exchange_number(self, layout: list[tuple[str, int]]) -> int:
+        """The number, for compiled steps, of the function that averages arrays of this layout."""
+        key = tuple(layout)
+        if key not in self._numbers:
+
+            def average(flat: np.ndarray) -> np.ndarray:
+                communicator = self._open()
+                self._check_layout(layout)
+                total = flat.copy()
+                communicator.Allreduce(_in_place(), total)
+                return total / self.world_size
+
+            self._numbers[key] = register(average)
+        return self._numbers[key]
+
     def _check_layout(self, layout: list[tuple[str, int]]) -> None:
         """Raise if this call exchanges anything else than the first, or than other ranks do."""
         if self._layout is None:
@@ -129,19 +146,17 @@ def world() -> Group:
 def average_gradients(parameters: Sequence[Tensor], group: Group) -> None:
     """Replace the gradient of every parameter by its mean over the ranks.
 
-    A rank without a gradient counts as zeros; a parameter that has none anywhere keeps none. Not
-    inside a compiled function: compile the gradients and the update, and call this between them.
+    A rank without a gradient counts as zeros; a parameter that has none anywhere keeps none. In a
+    compiled step every rank must have gradients of the same parameters.
     """
-    trace = current_trace()
-    if trace is not None:
-        raise trace.error(
-            "average_gradients exchanges values with other processes; compile what computes the "
-            "gradients and what applies them as two functions, and call it between them"
-        )
     group._open()
     if group.world_size == 1:
         return
     wanted = [p for p in parameters if p.requires_grad]
+    trace = current_trace()
+    if trace is not None:
+        _average_traced(trace, [p for p in wanted if p.grad is not None], group)
+        return
     given = [p.grad.data if isinstance(p.grad, Tensor) else p.grad for p in wanted]
     sent = [
         np.zeros(p.shape, p.dtype) if g is None else g for p, g in zip(wanted, given, strict=True)
@@ -151,6 +166,26 @@ def average_gradients(parameters: Sequence[Tensor], group: Group) -> None:
     for parameter, gradient, share in zip(wanted, sent, present, strict=True):
         if share > 0:
             parameter.grad = gradient
+
+
+def _average_traced(trace: Any, parameters: Sequence[Tensor], group: Group) -> None:
+    """`average_gradients` in a compiled step: one exchange per dtype between two of its stages."""
+    xp = trace.xp
+    given = [p.grad.data if isinstance(p.grad, Tensor) else p.grad for p in parameters]
+    dtypes = sorted({np.dtype(g.dtype) for g in given}, key=lambda dtype: dtype.name)
+    members = {d: [k for k, g in enumerate(given) if g.dtype == d] for d in dtypes}
+    layout = [(d.name, sum(given[k].size for k in members[d])) for d in dtypes]
+    number = group._exchange_number(layout)
+    for dtype in dtypes:
+        flats = [xp.reshape(given[k], (-1,)) for k in members[dtype]]
+        flat = xp.astype(xp.merge(*flats, axis=0), _exchanged(dtype))
+        mean = xp.astype(exchange(trace, flat, number), dtype)
+        at = 0
+        for k in members[dtype]:
+            end = at + given[k].size
+            piece = xp.getitem(mean, (slice(at, end),))
+            parameters[k].grad = xp.copy(xp.reshape(piece, given[k].shape))
+            at = end
 
 
 def all_reduce_mean(arrays: Sequence[Any], group: Group) -> None:

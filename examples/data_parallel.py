@@ -1,8 +1,8 @@
 """One network, trained by several processes: `mpiexec -n 2 python examples/data_parallel.py`.
 
 Every rank takes its share of each batch, the gradients are averaged with a single all-reduce, and
-all ranks take the same step: the result is that of one process on the whole batches. What computes
-the gradients and what applies them are compiled; the exchange stands between them.
+all ranks take the same step: the result is that of one process on the whole batches. The step is
+compiled as a whole, the exchange in the middle of it.
 """
 
 import numpy as np
@@ -23,13 +23,14 @@ def main() -> None:
     optimizer = eo.Adam(model.parameters(), lr=0.003)
 
     @eo.compile
-    def gradients(x, y):
+    def train_step(x, y):
         optimizer.zero_grad()
         loss = eo.nn.cross_entropy(model(x), y)
         loss.backward()
+        average_gradients(model.parameters(), group)
+        optimizer.step()
         return loss
 
-    update = eo.compile(optimizer.step)
     mine = shard_indices(BATCH, group.rank, group.world_size)
     loader = eo.DataLoader(
         eo.ArrayDataset(train_x, train_y), BATCH, shuffle=True, drop_last=True, seed=0
@@ -37,9 +38,7 @@ def main() -> None:
     for epoch in range(EPOCHS):
         losses = []
         for x, y in loader:  # the same order on every rank
-            losses.append(gradients(x[mine], y[mine]).item())
-            average_gradients(model.parameters(), group)
-            update()
+            losses.append(train_step(x[mine], y[mine]).item())
         if group.is_main:
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f} on rank 0")
     if group.is_main:

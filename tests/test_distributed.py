@@ -99,19 +99,6 @@ def test_alone_every_exchange_is_a_no_op():
         group.barrier()
 
 
-@needs_mpi
-def test_averaging_inside_a_compiled_function_is_refused():
-    layer, group = eo.Linear(2, 1), world()
-
-    @eo.compile
-    def step(x):
-        layer(x).sum().backward()
-        average_gradients(layer.parameters(), group)
-
-    with pytest.raises(eo.EveryOTraceError, match="two functions"):
-        step(np.ones((1, 2), np.float32))
-
-
 # ---------------------------------------------------------------------------------- ranks
 
 
@@ -176,37 +163,55 @@ def data(seed):
     return x, (x.sum(axis=1, keepdims=True) + 1).astype(np.float32)
 
 
-def trained(group=None, steps=40):
+def trained(group=None, compiled=False, steps=40):
     """The parameters after so many steps; every batch is divided among the ranks."""
     model = eo.Sequential(eo.Linear(5, 7, seed=0), eo.Tanh(), eo.Linear(7, 1, seed=1))
     model.unused = eo.Parameter(np.ones(3, np.float32))
+    model.wide = eo.Parameter(np.ones(1))
     optimizer = eo.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    for step in range(steps):
-        x, y = data(step)
-        if group is not None:
-            mine = shard_indices(8, group.rank, group.world_size)
-            x, y = x[mine], y[mine]
+
+    def step(x, y):
         optimizer.zero_grad()
-        eo.nn.mse_loss(model(x), eo.tensor(y)).backward()
+        loss = eo.nn.mse_loss(model(x) + model.wide, y)
+        loss.backward()
         if group is not None:
             average_gradients(model.parameters(), group)
         optimizer.step()
+
+    run = eo.compile(step) if compiled else step
+    for k in range(steps):
+        x, y = data(k)
+        mine = slice(None)
+        if group is not None:
+            mine = shard_indices(8, group.rank, group.world_size)
+        run(eo.tensor(x[mine]), eo.tensor(y[mine]))
     return [p.data.copy() for p in model.parameters()]
 
 
-def train_rank(group):
-    return trained(group)
-
-
 @needs_mpi
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_train_like_one_process_and_hold_the_same_bits(world_size):
-    alone, found = trained(), spawn(train_rank, world_size)
+def test_ranks_train_like_one_process_and_hold_the_same_bits(world_size, compiled):
+    alone, found = trained(), spawn(trained, world_size, args=(compiled,))
     for parameters in found:
         for p, q, first in zip(alone, parameters, found[0], strict=True):
-            np.testing.assert_allclose(q, p, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(q, p, rtol=1e-5, atol=1e-5)
             assert np.array_equal(q, first)
     assert alone[0].tolist() == [1, 1, 1]  # no gradient anywhere: not even decayed
+
+
+def unequal(group):
+    """Ranks whose compiled steps would exchange different numbers of elements."""
+    w, v = eo.Parameter(np.ones(2, np.float32)), eo.Parameter(np.ones(3, np.float32))
+
+    @eo.compile
+    def step(x):
+        (w * x).sum().backward()
+        if group.rank:
+            v.sum().backward()
+        average_gradients([w, v], group)
+
+    step(np.float32(1.0))
 
 
 def one_sided(group):
@@ -256,6 +261,7 @@ def sleep(group):
         (fail, {"args": ([1],)}, "rank 1: ValueError: bad luck on 1"),
         (leave, {}, "rank . ended without a result"),
         (differ, {}, "element"),
+        (unequal, {}, "element"),
         (sleep, {"timeout": 2.0}, "did not end within 2.0 seconds"),
     ],
 )

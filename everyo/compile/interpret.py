@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import ir
+from everyo.compile import ir, staged
 from everyo.compile.ir import Graph, Node, Shape
 from everyo.compile.widen import computes_halves
 
@@ -88,6 +88,8 @@ def evaluate(node: Node, args: Sequence[np.ndarray], real: Any = None) -> np.nda
             out = np.cumsum(args[0], axis=-1, dtype=dtype)
         case "argsort":
             out = np.argsort(args[0], axis=-1, kind="stable")
+        case "exchange":
+            out = staged.EXCHANGES[params["host"]](args[0])
         case "random":
             out = uniform(args[0], node.shape, node.dtype)
         case _:

@@ -302,6 +302,10 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             require(dtypes[0] == I64 and shapes[0] == (6,), op, inputs)
             require(p["dtype"] in (F32, F64), op, p)
             return p["shape"], p["dtype"]
+        case "exchange":  # what function number `host` makes of a flat array, see staged.py
+            arity(1)
+            require(len(shapes[0]) == 1, op, inputs)
+            return shapes[0], dtypes[0]
     raise IRError(f"unknown op {op!r}")
 
 

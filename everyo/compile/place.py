@@ -8,6 +8,7 @@ import numpy as np
 from everyo import cuda
 from everyo.compile.cpu import Program
 from everyo.compile.ir import Graph
+from everyo.compile.staged import Staged, has_exchanges
 from everyo.core.device import CPU, Device
 from everyo.core.device_array import DeviceArray, place_of
 from everyo.core.tensor import Tensor
@@ -43,6 +44,8 @@ def common_device(
 
 def make_program(graph: Graph, device: Device, keep: bool) -> Any:
     """The compiled graph, for the CPU or a CUDA device."""
+    if has_exchanges(graph):
+        return Staged(graph, lambda part: make_program(part, device, keep))
     if device.is_cuda:
         return cuda.backend().program(graph, device)
     return Program(graph, keep=keep)
