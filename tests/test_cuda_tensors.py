@@ -45,8 +45,9 @@ def test_cuda_can_be_switched_off(monkeypatch, caplog):
     monkeypatch.setenv("EVERYO_DISABLE_CUDA", "1")
     assert "EVERYO_DISABLE_CUDA" in eo.cuda.unavailable_reason()
     assert not eo.cuda.is_available() and eo.cuda.device_count() == 0
-    with caplog.at_level(logging.INFO, logger="everyo"):
+    with caplog.at_level(logging.WARNING, logger="everyo"):
         assert eo.device("cuda") == "cpu"
+    assert "using the cpu" in caplog.text and "EVERYO_DISABLE_CUDA" in caplog.text
     with pytest.raises(eo.EveryOCudaError, match="EVERYO_DISABLE_CUDA"):
         eo.device("cuda", strict=True)
     with pytest.raises(eo.EveryOCudaError, match="EVERYO_DISABLE_CUDA"):

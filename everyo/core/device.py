@@ -76,7 +76,7 @@ def device(spec: Any = "cpu", *, strict: bool = False) -> Device:
         return wanted
     if strict:
         raise EveryOCudaError(f"{wanted} was asked for with strict=True: {reason}")
-    log.info("%s is not available (%s); using the cpu", wanted, reason)
+    log.warning("%s is not available (%s); using the cpu", wanted, reason)
     return CPU
 
 
