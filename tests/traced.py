@@ -31,15 +31,23 @@ def interpreted(function: Callable[..., Any], optimised: bool = False) -> Callab
         for (target, _), value in zip(graph.writes, writes, strict=True):
             arrays[graph.inputs.index(target)][...] = value
         for e in traced.effects:
-            assert e.what == "grad", "only gradients are stored here"
-            owner = leaves[e.owner] if isinstance(e.owner, int) else e.owner
-            value = e.value if e.wrap == "object" else e.value.resolve(arrays, outputs)
-            owner._grad = eo.Tensor._wrap(value) if e.wrap == "tensor" else value
+            store(e, leaves[e.owner] if isinstance(e.owner, int) else e.owner, arrays, outputs)
         return unflatten(
             traced.structure, [result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
         )
 
     return call
+
+
+def store(e: Any, owner: Any, arrays: Any, outputs: Any) -> None:
+    """One effect."""
+    value = e.value if e.wrap == "object" else e.value.resolve(arrays, outputs)
+    if e.wrap in ("tensor", "number"):
+        value = eo.Tensor._wrap(value) if e.wrap == "tensor" else value.item()
+    if e.what == "item":
+        owner[e.key] = value
+    else:
+        object.__setattr__(owner, {"grad": "_grad", "data": "_data"}.get(e.what, e.key), value)
 
 
 def result(leaf: Any, leaves: Any, arrays: Any, outputs: Any) -> Any:
