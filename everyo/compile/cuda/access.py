@@ -51,7 +51,7 @@ class Accesses:
             return
         space, address = self._space(step, step.operands[1], ix)
         raw = self._access(space, address, len(names) * np.dtype(kind).itemsize, ix, step, None)
-        values = np.ascontiguousarray(raw).view(kind)
+        values: Any = np.ascontiguousarray(raw).view(kind)
         for k, name in enumerate(names):
             self._set(name, values[:, k], ix)
 

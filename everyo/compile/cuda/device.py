@@ -4,6 +4,7 @@ Numba's dispatcher is never on the way of a launch: kernels are compiled to mach
 kept on disk), and take pointers and numbers only.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -54,7 +55,8 @@ class DeviceRuntime:
         self._driver, self._launch = driver, launch
         self._config, self._object = LaunchConfig, ObjectCode
         self.device = Device(index)
-        self.device.set_current()
+        self._thread = threading.local()
+        self._here()
         self.stream = self.device.create_stream()
         self.target: Any = self.stream  # where launches go: the stream, or a graph being built
         capability = self.device.compute_capability
@@ -63,7 +65,14 @@ class DeviceRuntime:
         self.configs: dict[tuple[int, int], Any] = {}
         self.blas = cublas.Library.open(int(self.stream.handle), self.allocate)
 
+    def _here(self) -> None:
+        """Make the device the current one of this thread."""
+        if not hasattr(self._thread, "ready"):
+            self.device.set_current()
+            self._thread.ready = True
+
     def allocate(self, size: int) -> int:
+        self._here()
         buffer = self.device.memory_resource.allocate(max(size, 1), stream=self.stream)
         self.buffers[int(buffer.handle)] = buffer
         return int(buffer.handle)
@@ -74,6 +83,7 @@ class DeviceRuntime:
             buffer.close(self.stream)
 
     def upload(self, address: int, data: np.ndarray) -> None:
+        self._here()
         raw = np.ascontiguousarray(data)
         if raw.nbytes:
             handle = self.stream.handle
@@ -82,6 +92,7 @@ class DeviceRuntime:
             )
 
     def download(self, address: int, size: int) -> np.ndarray:
+        self._here()
         out = np.empty(size, np.uint8)
         if size:
             handle = self.stream.handle
@@ -95,6 +106,7 @@ class DeviceRuntime:
     def launch(
         self, kernel: Any, blocks: int, threads: int, args: Sequence[int], name: str = ""
     ) -> None:
+        self._here()
         config = self.configs.get((blocks, threads))
         if config is None:
             config = self.configs[blocks, threads] = self._config(grid=blocks, block=threads)
@@ -103,6 +115,7 @@ class DeviceRuntime:
     def gemm(self, product: Gemm, a: int, b: int, c: int) -> bool:
         if self.blas is None:
             return False
+        self._here()
         self.blas.multiply(product, a, b, c)
         return True
 

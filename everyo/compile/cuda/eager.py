@@ -62,7 +62,9 @@ class DeviceNamespace:
         leaves, structure = flatten((tuple(args), kwargs))
         if not any(isinstance(x, DeviceArray) for x in leaves):
             return function(NUMPY, *args, **kwargs)
-        arrays, specs, places = [], [], []
+        arrays: list[Any] = []
+        specs: list[Any] = []
+        places: list[int] = []
         for i, x in enumerate(leaves):
             if isinstance(x, np.generic):
                 x = np.asarray(x)
@@ -170,8 +172,9 @@ class DeviceNamespace:
         if found is None:
             trace = Trace("assign")
             with trace.active():
-                place = trace._input(window, Source("arg", 0))
-                node = trace.xp.cast(trace._input(given, Source("arg", 1)), window.dtype)
+                operands: tuple[Any, Any] = (window, given)
+                place, source = (trace._input(a, Source("arg", i)) for i, a in enumerate(operands))
+                node = trace.xp.cast(source, window.dtype)
                 node = trace.xp.spread_to(node, window.shape)
             inputs = tuple(trace.table.inputs)
             graph = ir.Graph("assign", inputs, (), ((place.node, node),))

@@ -79,7 +79,8 @@ class EmulatedRuntime:
         self.tf32 = allowed
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.recording = recorded = []
+        recorded: list[Callable[[], None]] = []
+        self.recording = recorded
         try:
             run()
         finally:

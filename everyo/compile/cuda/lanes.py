@@ -228,7 +228,7 @@ def convert(op: Sequence[str], a: Array) -> Array:
     limits = np.iinfo(target)
     wide = np.asarray(a).astype(np.float64)
     inside = (wide > float(limits.min) - 1) & (wide < float(limits.max))
-    whole = np.where(inside, wide, 0).astype(target)
+    whole: Any = np.where(inside, wide, 0).astype(target)
     whole = np.where(wide >= float(limits.max), target(limits.max), whole)
     return np.where(wide <= float(limits.min), target(limits.min), whole).astype(target)
 

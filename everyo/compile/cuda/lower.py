@@ -9,6 +9,7 @@ there are no atomics, and equal calls give equal bits.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from everyo.compile.cuda.statements import (
     Sync,
 )
 from everyo.compile.fuse import COST, Group
-from everyo.compile.ir import I64, Node
+from everyo.compile.ir import I64, Node, require
 from everyo.compile.loops import ELEMENT_NS, SLOT_NS, _Lowering
 from everyo.compile.nest import moving
 from everyo.compile.program import (
@@ -47,6 +48,7 @@ TEAMS = 1024  # at most so many teams leave partial results ...
 SHARE = 8  # ... and each has at least so many elements per lane
 SHARED = 40 << 10  # bytes of a block's scratch rows that fit into shared memory
 SCRATCH_TEAMS = 2048  # teams with scratch rows in global memory
+LIMIT = 1 << 31  # elements of a kernel, whose loops count in 32 bits
 BYTES = 16  # of the widest load or store
 
 
@@ -68,6 +70,11 @@ def power_of_two(n: int) -> int:
 
 
 class _DeviceLowering(_Lowering):
+    before: list[Any]  # of statements that only devices have, too
+    after: list[Any]
+    init: list[Any]
+    tail: list[Any]
+
     def __init__(
         self, group: Group, layout: Layout, direct: Mapping[Node, Node], vector: bool
     ) -> None:
@@ -258,7 +265,7 @@ class _DeviceLowering(_Lowering):
         x = self.values.name("x")
         lines.append(Load(x, k, at))
         if pair:
-            low = Index(at.terms, at.offset + n.size)
+            low = Index(at.terms, int(at.offset) + n.size)
             lines.append(Load(f"{x}e", k, low))
         lines.append(_fold(x, op, v, n.dtype, pair))
         lines.append(Store(k, at, x))
@@ -276,6 +283,7 @@ class _DeviceLowering(_Lowering):
         return min(THREADS, power_of_two(-(-self.nest.width // vector)))
 
     def _placed(self, text: tuple) -> DeviceKernel:
+        require(self.nest.elements < LIMIT, "too many elements for 32-bit indices in", self.group)
         vector, vectors = self._vector(text)
         team = self.team_of(vector)
         partials = sum(s.elements for s in self.values.slots if s.what == "partial")

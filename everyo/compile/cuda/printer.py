@@ -99,6 +99,10 @@ class DevicePrinter(Printer):
     def bound(self, b: int | str) -> str:
         return f"u32({b})" if isinstance(b, int) else b
 
+    def body(self, body: Iterable[Any]) -> Iterator[str]:
+        for s in body:
+            yield from self.statement(s)
+
     def statement(self, s: Any) -> Iterator[str]:
         match s:
             case Load():
@@ -109,7 +113,8 @@ class DevicePrinter(Printer):
                 text = s.of if s.divisor == 1 else f"{s.of} // u32({s.divisor})"
                 yield f"{s.name} = u32({text}" + (f" % u32({s.size}))" if s.size else ")")
             case Clamp():
-                yield f"{s.name} = u64(max(i64(0), min({self.value(s.value)}, i64({s.size - 1}))))"
+                last = f"i64({int(s.size) - 1})"
+                yield f"{s.name} = u64(max(i64(0), min({self.value(s.value)}, {last})))"
             case Extent():
                 yield f"{s.name} = u32(n{s.slot})"
             case Start():
