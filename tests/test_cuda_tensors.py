@@ -144,6 +144,8 @@ def test_second_derivatives_on_the_device(cuda):
     x = on_cuda([0.5, 1.5], requires_grad=True)
     second = eo.grad(lambda x: eo.grad(lambda x: (x**3).sum())(x).sum())
     np.testing.assert_allclose(second(x).numpy(), 6 * x.numpy(), rtol=1e-6)
+    steps = eo.grad(lambda x: eo.grad(lambda x: (eo.abs(x) * x).sum())(x).sum())
+    np.testing.assert_allclose(steps(x).numpy(), [2, 2], rtol=1e-6)
 
 
 @needs_compiler

@@ -30,6 +30,7 @@ class _Mode(threading.local):
 
     grad = True
     trace: Any = None  # the trace that records here, see everyo.compile
+    where: Any = None  # the data that new tensors go beside, if it is on a device
     watch: Any = None  # who looks at every result, see everyo.core.detect
 
 
@@ -141,6 +142,18 @@ def propagate(
 ) -> list[tuple[Any, Any]]:
     """Carry `seed` back from `root`; the (tensor, gradient) pairs of leaves and retained tensors,
     or of exactly the `wanted` tensors. Nothing is stored: a failure changes nothing."""
+    if not DEVICES:
+        return _propagate(root, seed, xp, wanted)
+    before, MODE.where = MODE.where, root._data  # rules make new tensors beside it
+    try:
+        return _propagate(root, seed, xp, wanted)
+    finally:
+        MODE.where = before
+
+
+def _propagate(
+    root: Any, seed: Any, xp: Any, wanted: Sequence[Any] | None
+) -> list[tuple[Any, Any]]:
     through = xp is TENSORS
     watch = MODE.watch if TRACES else None
     found: list[tuple[Any, Any]] = []

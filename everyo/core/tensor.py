@@ -533,12 +533,16 @@ def from_dlpack(source: Any) -> Tensor:
 
 
 TENSORS.as_tensor = as_tensor
-TENSORS.ones = lambda shape, dtype: Tensor._wrap(autograd.namespace().ones(shape, dtype))
-TENSORS.zeros = lambda shape, dtype: Tensor._wrap(autograd.namespace().zeros(shape, dtype))
-TENSORS.full = lambda shape, value, dtype: Tensor._wrap(
-    autograd.namespace().full(shape, value, dtype)
+TENSORS.ones = lambda shape, dtype: Tensor._wrap(
+    autograd.namespace(MODE.where).ones(shape, dtype)
 )
-TENSORS.iota = lambda shape, axis: Tensor._wrap(autograd.namespace().iota(shape, axis))
+TENSORS.zeros = lambda shape, dtype: Tensor._wrap(
+    autograd.namespace(MODE.where).zeros(shape, dtype)
+)
+TENSORS.full = lambda shape, value, dtype: Tensor._wrap(
+    autograd.namespace(MODE.where).full(shape, value, dtype)
+)
+TENSORS.iota = lambda shape, axis: Tensor._wrap(autograd.namespace(MODE.where).iota(shape, axis))
 TENSORS.require = lambda condition, error, message: autograd.namespace().require(
     condition.data if isinstance(condition, Tensor) else condition, error, message
 )
