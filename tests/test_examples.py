@@ -19,6 +19,7 @@ SHOWS = {
     "moons.py": (r"Test accuracy: ([\d.]+)%", 95.0),
     "csv_regression.py": (r"R2 on held-out throws: ([\d.]+)%", 99.0),
     "sequences.py": (r"the worse of the two reaches ([\d.]+)%", 85.0),
+    "compile_tour.py": (r"agree with eager code: ([\d.]+)%", 100.0),
     "gpt.py 200": (r"Next letter guessed right in held-out text: ([\d.]+)%", 35.0),
     "pinn.py": (r"the solution is met to ([\d.]+)%", 98.0),
     "save_and_load.py": (r"equal to the last bit: ([\d.]+)%", 100.0),
