@@ -92,7 +92,9 @@ def test_other_dtypes_are_refused(dtype):
 
 
 @pytest.mark.parametrize(
-    "data", [[[1, 2], [3]], ["a"], [None], {"a": 1}, [1j], object(), np.array(["x"])], ids=repr
+    "data",
+    [[[1, 2], [3]], ["a"], [None], {"a": 1}, [1j], object(), np.array(["x"])],
+    ids=["ragged", "text", "None", "dict", "complex", "object", "text array"],
 )
 def test_data_that_is_no_array_of_numbers_is_refused(data):
     with pytest.raises(EveryODTypeError):
