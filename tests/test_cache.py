@@ -1,4 +1,4 @@
-"""The disk cache: damage, strangers and stale code are misses; writers may die; no Numba to read."""
+"""The disk cache: damage, strangers and stale code are misses; writers may die; no Numba needed."""
 
 import ast
 import ctypes

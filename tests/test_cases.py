@@ -1,7 +1,7 @@
 """Forty situations in which systems of this kind have failed their users, each as a test.
 
-P01 to P40 are numbered as in the collection they come from. `same` runs a function eagerly and three
-times compiled (traced, verified, straight) and compares values and all gradients.
+P01 to P40 are numbered as in the collection they come from. `same` runs a function eagerly and
+three times compiled (traced, verified, straight) and compares values and all gradients.
 """
 
 import copy

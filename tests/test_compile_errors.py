@@ -193,8 +193,15 @@ def into_a_global(t):
     return t
 
 
-def into_an_attribute_of_a_plain_object(t, box=type("Box", (), {})()):
-    box.value = t * 2.0
+class Box:
+    """Holds what is put into it."""
+
+
+BOX = Box()
+
+
+def into_an_attribute_of_a_plain_object(t):
+    BOX.value = t * 2.0
     return t
 
 

@@ -562,5 +562,8 @@ def test_whole_numbers_traced_wrap_and_divide_as_eager(dtype):
         "divide",
         "less",
     )
-    pairs = [(n, getattr(TENSORS, n), outcome(lambda n=n: getattr(TENSORS, n)(eo.tensor(a, dtype=dtype), eo.tensor(b, dtype=dtype)))) for n in names]  # fmt: skip
+    x, y = eo.tensor(a, dtype=dtype), eo.tensor(b, dtype=dtype)
+    pairs = [
+        (n, getattr(TENSORS, n), outcome(lambda n=n: getattr(TENSORS, n)(x, y))) for n in names
+    ]
     compare_all(pairs, (eo.tensor(a, dtype=dtype), eo.tensor(b, dtype=dtype)), dtype)

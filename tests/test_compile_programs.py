@@ -1,9 +1,9 @@
 """Random user programs, eager and compiled, over four calls with all their state.
 
 A program is a list of instructions on a stack of tensors: arithmetic, views, reductions, products,
-random numbers, in-place writes, backward passes, optimizer steps. It is run eagerly, by its trace and
-(fewer, as each is compiled anew) as machine code; results, parameters, gradients, optimizer state,
-buffers and random state must agree after every call. A failure prints the program.
+random numbers, in-place writes, backward passes, optimizer steps. It is run eagerly, by its trace
+and (fewer, as each is compiled anew) as machine code; results, parameters, gradients, optimizer
+state, buffers and random state must agree after every call. A failure prints the program.
 """
 
 from collections.abc import Callable

@@ -475,7 +475,7 @@ def test_gradients_may_be_none_or_not():
 def test_accumulated_gradients_are_not_those_that_were_held():
     w, held = eo.tensor([1.0, 2.0], requires_grad=True), []
     accumulate = eo.compile(lambda: (w * w).sum().backward())
-    for k in range(6):
+    for _ in range(6):
         accumulate()
         held.append((w.grad, w.grad.copy()))
     for g, before in held:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from itertools import pairwise
+
 import numpy as np
 
 MLPS = {
@@ -51,7 +53,7 @@ def mlp(name: str) -> tuple[Batch, list[np.ndarray]]:
     layers."""
     batch, sizes = MLPS[name]
     parameters: list[np.ndarray] = []
-    for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (n, m) in enumerate(pairwise(sizes)):
         parameters += [normal(n, m, seed=i), np.zeros(m, np.float32)]
     x = np.random.default_rng(7).standard_normal((batch, sizes[0])).astype(np.float32)
     return Batch(x, labels(sizes[-1], batch)), parameters

@@ -99,6 +99,20 @@ def _autograd() -> str:
     return f"the gradient of x * exp(x) is right to {worst:.0e}"
 
 
+def _compiler() -> str:
+    @eo.compile(cache=False)
+    def step(x: eo.Tensor) -> eo.Tensor:
+        return (x * eo.exp(x)).sum()
+
+    x = eo.tensor(np.linspace(-2.0, 2.0, 9), requires_grad=True)
+    step(x).backward()
+    worst = float(np.abs(x.grad - (1.0 + x.data) * np.exp(x.data)).max())
+    if not worst < 1e-12:
+        raise RuntimeError(f"the compiled gradient of x * exp(x) is off by {worst:.1e}")
+    kernels = step.cache_info().kernels
+    return f"compiled to {kernels} kernels, right to {worst:.0e}"
+
+
 def _training() -> str:
     features, targets = eo.datasets.make_regression(n_samples=64, noise=0.0, seed=0)
     model = eo.Linear(1, 1, seed=0)
@@ -135,6 +149,7 @@ CHECKS = (
     Check("NumPy", _numpy),
     Check("Numba", _numba),
     Check("Autograd", _autograd),
+    Check("Compiler", _compiler),
     Check("Training", _training),
     Check("Data", _data),
     Check("TensorFlow (optional)", _tensorflow, required=False),

@@ -1,9 +1,9 @@
 """Machine code on disk: one file per kernel, keyed by the content of everything that went into it.
 
 A file holds object code, not a pickle: its name, length and SHA-256 are verified before LLVM sees a
-byte, and anything wrong with it, its folder or their owner is a miss. Files are written aside and moved
-into place, so concurrent processes and killed writers leave a usable cache. Beside each lies the
-kernel's text for people to read.
+byte, and anything wrong with it, its folder or their owner is a miss. Files are written aside and
+moved into place, so concurrent processes and killed writers leave a usable cache. Beside each lies
+the kernel's text for people to read.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ def _ours(info: os.stat_result) -> bool:
 
 
 def key(text: str) -> str:
-    """The name of a kernel: a hash of its text and of everything that turns it into machine code."""
+    """The name of a kernel: a hash of its text and of all that turns it into machine code."""
     return hashlib.sha256(f"{surroundings()}\n{text}".encode()).hexdigest()[:40]
 
 
@@ -109,7 +109,8 @@ def surroundings() -> str:
         __version__, np.__version__, sys.version, platform.machine(), *versions,
         llvm.get_host_cpu_name(),
         llvm.get_host_cpu_features().flatten(), f"{BLAS and BLAS.wide}", digest.hexdigest(),
-        *(f"{k}={os.environ[k]}" for k in sorted(os.environ) if k.startswith("NUMBA_") and k not in _NO_CODE),
+        *(f"{k}={os.environ[k]}" for k in sorted(os.environ)
+          if k.startswith("NUMBA_") and k not in _NO_CODE),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -203,7 +204,8 @@ def _write(where: Path, name: str, data: bytes) -> None:
 
 
 def _prune(where: Path) -> None:
-    """Remove what killed writers left, and the least recently used kernels when there are too many."""
+    """Remove what killed writers left, and the kernels not used for longest if there are too
+    many."""
     files = []
     for path, info in _files(where):
         if not path.name.startswith(_PREFIX):

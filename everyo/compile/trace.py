@@ -395,7 +395,7 @@ class Trace:
         if key is not Ellipsis and key != (Ellipsis,):
             parts = key if isinstance(key, tuple) else (key,)
             mask = parts[0] if len(parts) == 1 else None
-            if mask is not None and getattr(mask, "dtype", None) == bool and value.ndim == 0:
+            if mask is not None and getattr(mask, "dtype", None) == np.bool_ and value.ndim == 0:
                 whole = self.xp.lift(mask)
                 whole = self.xp.reshape(whole, whole.shape + (1,) * (target.ndim - whole.ndim))
                 self.assign(
