@@ -1,7 +1,6 @@
 """What every library computes: the sizes and the data of the workloads, in NumPy, float32."""
 
 from dataclasses import dataclass
-
 from itertools import pairwise
 
 import numpy as np
