@@ -115,9 +115,7 @@ def attention():
     x = eo.tensor(values(8, 40, 32))
 
     def loss():
-        q, k, v = (
-            (x @ w).reshape(8, 40, 4, 8).transpose(0, 2, 1, 3) for w in names[:3]
-        )
+        q, k, v = ((x @ w).reshape(8, 40, 4, 8).transpose(0, 2, 1, 3) for w in names[:3])
         p = eo.softmax(q @ k.transpose(0, 1, 3, 2) * 0.3, axis=-1)
         h = (p @ v).transpose(0, 2, 1, 3).reshape(8, 40, 32) @ names[3] + x
         return (h * h).mean()

@@ -6,6 +6,7 @@ while its guards hold. The second call of a version traces again, without compil
 what guards cannot see is found there.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -244,6 +245,8 @@ class CompiledFunction:
                 )  # another thread may have traced meanwhile
                 if found is None:
                     return self._traced(dynamic, key, rebuild, changed)
+        with contextlib.suppress(KeyError):  # another thread may have let it go
+            self._entries.move_to_end(key)
         return self._verified(*found, dynamic, key, rebuild)
 
     def _fitting(
@@ -349,10 +352,10 @@ class CompiledFunction:
                     f"guards cannot see: {difference}. Pass the value as an argument, or keep it "
                     "in a tensor"
                 )
-            self._entries[key].remove(entry)
             fresh = self._compile(dynamic, rebuild)
             fresh.verified = True
-            self._entries[key].insert(0, fresh)
+            others = [e for e in self._entries.get(key, []) if e is not entry]
+            self._entries[key] = [fresh, *others]
         new = fresh.arrays(dynamic)
         assert new is not None
         return fresh, new
