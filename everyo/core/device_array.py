@@ -195,6 +195,14 @@ class DeviceArray:
             return self
         return self.xp.astype(self, dtype)
 
+    def min(self) -> Any:
+        """The smallest element, as a number."""
+        return self.xp.min(self, axis=tuple(range(self.ndim)), keepdims=False).item()
+
+    def max(self) -> Any:
+        """The largest element, as a number."""
+        return self.xp.max(self, axis=tuple(range(self.ndim)), keepdims=False).item()
+
     def __getitem__(self, key: Any) -> "DeviceArray":
         return self.xp.getitem(self, key)
 
@@ -230,7 +238,8 @@ class DeviceArray:
         if func in (np.shape, np.ndim, np.size):
             return getattr(self, func.__name__)
         if func in (np.where, np.cumsum, np.argmax, np.argmin, np.argsort, np.flip):
-            return getattr(self.xp, func.__name__)(*args, **kwargs)
+            kept = {k: v for k, v in kwargs.items() if k != "kind"}  # every sort is stable here
+            return getattr(self.xp, func.__name__)(*args, **kept)
         raise TypeError(
             f"numpy.{func.__name__} does not compute on {self.device}; use the functions of "
             "everyo, or numpy() for a copy on the host"

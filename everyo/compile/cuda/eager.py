@@ -30,7 +30,7 @@ class DeviceNamespace:
     def __init__(self, backend: Any, where: Device | None = None) -> None:
         self.backend = backend
         self.device = where or Device("cuda", 0)
-        self._programs: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        self._programs: OrderedDict[Any, tuple[Any, Any, list[Any]]] = OrderedDict()
         self._numbers: dict[Any, set[Any]] = {}
         self._lock = threading.Lock()
 
@@ -90,8 +90,9 @@ class DeviceNamespace:
                 self._programs[key] = found
                 if len(self._programs) > PROGRAMS:
                     self._programs.popitem(last=False)
-        program, result = found
-        outputs = program([np.float64(a) if type(a) is float else a for a in arrays])
+        program, result, constants = found
+        given = [np.float64(a) if type(a) is float else a for a in arrays]
+        outputs = program([*given, *constants])
         return unflatten(result, outputs)
 
     def _changes(self, name: str, structure: Any, place: int, value: float) -> bool:
@@ -104,8 +105,8 @@ class DeviceNamespace:
     def _build(
         self, name: str, function: Callable[..., Any], leaves: Sequence[Any], structure: Any,
         arrays: Sequence[Any], places: Sequence[int], where: Device,
-    ) -> tuple[Any, Any]:  # fmt: skip
-        """The program of a call and the structure of its result."""
+    ) -> tuple[Any, Any, list[Any]]:  # fmt: skip
+        """The program of a call, the structure of its result, and arrays the op makes itself."""
         trace = Trace(name)
         with trace.active():
             filled = list(leaves)
@@ -120,7 +121,8 @@ class DeviceNamespace:
             result, shape = flatten(function(trace.xp, *args, **kwargs))
             nodes = tuple(trace.xp.lift(r).node for r in result)
         graph = ir.Graph(name, tuple(trace.table.inputs), nodes, (), tuple(trace.checks))
-        return self.backend.program(passes.run(graph), where), shape
+        constants = [moved(s.owner, where) for s in trace.sources[len(arrays) :]]
+        return self.backend.program(passes.run(graph), where), shape, constants
 
     # -- views: nothing is computed
 
@@ -178,7 +180,7 @@ class DeviceNamespace:
                 node = trace.xp.spread_to(node, window.shape)
             inputs = tuple(trace.table.inputs)
             graph = ir.Graph("assign", inputs, (), ((place.node, node),))
-            found = (self.backend.program(passes.run(graph), window.device), None)
+            found = (self.backend.program(passes.run(graph), window.device), None, [])
             self._programs[key] = found
         found[0]([window, given])
 

@@ -17,6 +17,7 @@ from everyo.compile.cuda.statements import (
     Across,
     DeviceKernel,
     DeviceStatement,
+    First,
     Leave,
     Once,
     Rows,
@@ -83,17 +84,18 @@ class _DeviceLowering(_Lowering):
 
     def device_kernel(self) -> DeviceKernel:
         self.swapped = self._columns_alone()
-        self.alone = self._shared_elements()  # lanes would meet in one element: teams of one
+        self.serial = self._read_by_other_rows()  # then one thread does everything
+        self.alone = self.serial or self._shared_elements()  # lanes would meet in one element: teams of one
         self.opening: list = []  # in swapped loops: before and after the rows of a column
         self.closing: list = []
         body: list = []
         for p in range(self.nest.phases):
             body += self._phase(p)
-        results = self._row_results()
+        results = self._once(self._once_per_outer(self._row_results()))
         rows = [
             *(self.values.digits[i] for i in sorted(self.values.digits)),
             *body,
-            *self._once(results),
+            *results,
         ]
         main = self._wrapped(rows)
         clear = [Sync()] if any(isinstance(s, Spread) for s in self.init) else []
@@ -121,6 +123,12 @@ class _DeviceLowering(_Lowering):
         made += [n for n in self.group.stores if n not in s.reduced and nest.level[n] == 2]
         return any(not nest.inner_leaves <= set(moving(nest.value[n])) for n in made)
 
+    def _read_by_other_rows(self) -> bool:
+        """Whether a row reads again what another row stored, as it does not depend on the row."""
+        kept = self.nest.kept & set(self.group.stores)
+        outer = {r.leaf for r in self.nest.outer}
+        return any(not outer <= set(moving(self.nest.value[n])) for n in kept)
+
     def _in_columns(self, n: Node) -> bool:
         return any(a in self.nest.inner_leaves for a in self.nest.value[n])
 
@@ -133,7 +141,7 @@ class _DeviceLowering(_Lowering):
     def _inner_loops(self) -> list:
         """The loop over a row, shared by the lanes."""
         ranges = [(f"c{i}", r.size) for i, r in enumerate(self.nest.inner)]
-        body = tuple(self.values.loop_lines)
+        body = tuple(self._once_per_outer(self.values.loop_lines))
         if not ranges:
             return list(body)
         if self.swapped:
@@ -178,13 +186,13 @@ class _DeviceLowering(_Lowering):
         out: list = []
         waited = self.team_of() == 1
         for s in lines:
-            if not isinstance(s, Store):
+            if not isinstance(s, Store | First):
                 out.append(s)
                 continue
             if not waited:
                 out.append(Sync())
                 waited = True
-            per_team = self.values.slots[s.slot].per_chunk
+            per_team = isinstance(s, Store) and self.values.slots[s.slot].per_chunk
             out.append(Once((s,), alone and not per_team))
         return out
 
@@ -308,6 +316,8 @@ class _DeviceLowering(_Lowering):
             per_team = max(self.nest.elements // (SHARE * team), 1)
             few = max(1, self.nest.elements // (4 * partials))
             wanted = min(wanted, TEAMS, per_team, few)
+        if self.serial:
+            wanted = threads = 1
         per_block = max(1, threads // team)
         in_shared = bool(scratch) and scratch * per_block <= SHARED
         if scratch and not in_shared:
@@ -321,7 +331,8 @@ class _DeviceLowering(_Lowering):
         ops = sum(COST.get(n.op, 1) for n in self.group.nodes)
         work = self.nest.elements * (ELEMENT_NS * ops + SLOT_NS * len(self.values.slots))
         return DeviceKernel(
-            tuple(self.values.slots), text, team, threads, blocks, vector, vectors, shared,
+            tuple(self.values.slots), text, team, threads, blocks, vector, vectors,
+            self._loose(vector), shared,
             tuple(self.combines), work,
         )  # fmt: skip
 
@@ -340,20 +351,49 @@ class _DeviceLowering(_Lowering):
         if not nest.flat and nest.inner[-1].size % vector:
             return 1, frozenset()
         slots = frozenset(
-            s.slot for s in accesses if side_by_side(s, last, vector) and self._steady(s, vector)
+            s.slot
+            for s in accesses
+            if side_by_side(s, last, vector, self._loose(vector)) and self._whole(s.slot, vector)
         )
         return (vector, slots) if slots else (1, frozenset())
 
-    def _steady(self, s: Load | Store, vector: int) -> bool:
-        """Whether heads that are part of an address are multiples of the vector."""
-        heads = {name: index for index, name in self.values.heads.items()}
-        parts = [heads[v] for v, _ in s.index.terms if v in heads]
-        per_team = self.values.slots[s.slot]
-        own = not per_team.per_chunk or per_team.elements % vector == 0
-        return own and all(
-            index.offset % vector == 0 and all(stride % vector == 0 for _, stride in index.terms)
-            for index in parts
+    def _loose(self, vector: int) -> frozenset[str]:
+        """The heads of addresses that are no multiples of the vector."""
+        return frozenset(
+            name
+            for index, name in self.values.heads.items()
+            if index.offset % vector or any(stride % vector for _, stride in index.terms)
         )
+
+    def _whole(self, slot: int, vector: int) -> bool:
+        """Whether the part of every team begins at a multiple of the vector."""
+        s = self.values.slots[slot]
+        return not s.per_chunk or s.elements % vector == 0
+
+    def _once_per_outer(self, lines: list) -> list:
+        """The lines; a store that does not depend on some outer index only where that is 0."""
+        heads = {name: index for index, name in self.values.heads.items()}
+        out: list = []
+        for s in lines:
+            if not isinstance(s, Store) or self.values.slots[s.slot].what != "array":
+                out.append(s)
+                continue
+            terms = {v for v, _ in s.index.terms}
+            for head in terms & set(heads):
+                terms |= {v for v, _ in heads[head].terms}
+            missing = self._missing(terms)
+            out.append(First(missing, (s,)) if missing else s)
+        return out
+
+    def _missing(self, terms: set[str]) -> tuple[str, ...]:
+        """The outer indices that an address does not depend on."""
+        outer = self.nest.outer
+        if not outer or "r" in terms:
+            return ()
+        if len(outer) == 1:
+            return ("r",)
+        names = [f"o{i}" for i in range(len(outer))]
+        return tuple(self.values._digit(i) for i, n in enumerate(names) if n not in terms)
 
 
 def _fold(name: str, op: str, v: Value, dtype: np.dtype, pair: bool) -> Fold:
@@ -368,7 +408,7 @@ def _inside(text: tuple, last: str) -> list[Load | Store]:
         s, within = stack.pop()
         if isinstance(s, Spread):
             stack += [(x, s.last == last) for x in s.body]
-        elif isinstance(s, Rows | Once):
+        elif isinstance(s, Rows | Once | First):
             stack += [(x, within) for x in s.body]
         elif within and isinstance(s, Load | Store):
             out.append(s)
@@ -379,12 +419,13 @@ def _runs(s: Load | Store, last: str) -> bool:
     return (last, 1) in s.index.terms
 
 
-def side_by_side(s: Load | Store, last: str, vector: int) -> bool:
+def side_by_side(s: Load | Store, last: str, vector: int, loose: frozenset[str]) -> bool:
     """Whether neighbours along `last` lie side by side, from a multiple of `vector` on."""
-    rest = [stride for var, stride in s.index.terms if var != last and not var.startswith("h")]
-    return (
-        _runs(s, last) and s.index.offset % vector == 0 and all(r % vector == 0 for r in rest)
+    rest = [(var, stride) for var, stride in s.index.terms if var != last]
+    steady = all(
+        var not in loose if var.startswith("h") else stride % vector == 0 for var, stride in rest
     )
+    return steady and _runs(s, last) and s.index.offset % vector == 0
 
 
 def _vectorised(s: DeviceStatement, vector: int, tail: bool) -> DeviceStatement:

@@ -14,6 +14,7 @@ from everyo.compile.cuda.lower import WARP, side_by_side
 from everyo.compile.cuda.statements import (
     Across,
     DeviceKernel,
+    First,
     Leave,
     Once,
     Rows,
@@ -133,6 +134,9 @@ class DevicePrinter(Printer):
             case Leave():
                 yield f"if chunk >= u32({s.teams}):"
                 yield "    return"
+            case First():
+                yield self.first(s)
+                yield from self.indented(self.body(s.body))
             case Once():
                 yield from self.once(s)
             case Sync():
@@ -186,13 +190,16 @@ class DevicePrinter(Printer):
             together = (
                 isinstance(s, Load | Store)
                 and s.slot in self.device.vectors
-                and side_by_side(s, loop.last, v)
+                and side_by_side(s, loop.last, v, self.device.loose)
             )
             if isinstance(s, Rows):
                 yield f"{s.var} = chunk"
                 yield f"while {s.var} < u32({s.stop}):"
                 yield from self.indented(self.copied(s.body, loop, own))
                 yield f"    {s.var} = u32({s.var} + chunks)"
+            elif isinstance(s, First):
+                yield self.first(s)
+                yield from self.indented(self.copied(s.body, loop, own))
             elif isinstance(s, Start):
                 yield from self.statement(s)
             elif not isinstance(s, Load | Let | Counter | Clamp | Finish | Store | Fold):
@@ -208,6 +215,9 @@ class DevicePrinter(Printer):
                     yield from self.statement(_rename(s, k, own | {loop.last}))
 
     # -- lanes -----------------------------------------------------------------------------------
+
+    def first(self, s: First) -> str:
+        return f"if {' and '.join(f'{i} == u32(0)' for i in s.indices)}:"
 
     def once(self, s: Once) -> Iterator[str]:
         tests = ["lane == u32(0)"] if self.device.team > 1 else []
@@ -292,7 +302,7 @@ def _every(body: Iterable[Any], kind: Any) -> Iterator[Any]:
     for s in body:
         if isinstance(s, kind):
             yield s
-        if isinstance(s, Spread | Rows | Once):
+        if isinstance(s, Spread | Rows | Once | First):
             yield from _every(s.body, kind)
 
 
@@ -308,7 +318,7 @@ def _defined(body: Iterable[Any]) -> set[str]:
     for s in body:
         if isinstance(s, Load | Let | Counter | Finish | Clamp | Start):
             out.add(s.name)
-        elif isinstance(s, Rows | Once):
+        elif isinstance(s, Rows | Once | First):
             out |= _defined(s.body)
     return out
 

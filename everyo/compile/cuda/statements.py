@@ -63,6 +63,17 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """Only where all of these indices are 0: what does not depend on them is stored once."""
+
+    indices: tuple[str, ...]
+    body: tuple["DeviceStatement", ...]
+
+    def __str__(self) -> str:
+        return f"if {' and '.join(f'{i} = 0' for i in self.indices)}:"
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """A barrier for the team."""
 
@@ -80,7 +91,7 @@ class Leave:
         return f"only {self.teams} teams"
 
 
-DeviceStatement = Statement | Spread | Rows | Across | Once | Sync | Leave
+DeviceStatement = Statement | Spread | Rows | Across | Once | First | Sync | Leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +99,8 @@ class DeviceKernel:
     """A kernel for a grid of `blocks` of `threads`, `team` of which work together.
 
     `chunks` counts the teams; `vectors` lists the slots that are read or written 16 bytes at a time
-    and must be aligned to that; `shared` those that lie in shared memory."""
+    and must be aligned to that, `loose` the parts of addresses that are no multiples of a vector;
+    `shared` are the slots that lie in shared memory."""
 
     slots: tuple[Slot, ...]
     body: tuple[DeviceStatement, ...]
@@ -97,6 +109,7 @@ class DeviceKernel:
     blocks: int
     vector: int
     vectors: frozenset[int]
+    loose: frozenset[str]
     shared: frozenset[int]
     combines: tuple[Combine, ...]
     work: float

@@ -16,6 +16,7 @@ from everyo.compile.cuda.statements import Across, DeviceKernel
 from everyo.compile.emit import expression, literal
 from everyo.compile.program import FOLDS, KINDS, first
 
+NONE: frozenset[int] = frozenset()
 NUMBER = "    i = u32(u32(cuda.blockIdx.x) * u32({threads}) + u32(cuda.threadIdx.x))\n"
 
 
@@ -49,7 +50,7 @@ def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text
     per = threads // team
     words = 2 if pair else 1
     printer = DevicePrinter(
-        DeviceKernel((), (), team, threads, 1, 1, frozenset(), frozenset(), (), 0.0)
+        DeviceKernel((), (), team, threads, 1, 1, NONE, frozenset(), NONE, (), 0.0)
     )
     start = literal(first(op, dtype).value, dtype)
     lines = [
