@@ -80,7 +80,12 @@ def eager_nodes() -> str:
 
 def assembly() -> str:
     """The inner loop of the parameter update, compiled for `CPU` in a process of its own."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": "+avx2,+avx,+sse4.2"}
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": CPU,
+        "NUMBA_CPU_FEATURES": "+avx2,+avx,+sse4.2",
+        "PYTHONPATH": str(Path(eo.__file__).parents[1]),  # the package that is described here
+    }
     command = [sys.executable, __file__, "--assembly"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return run.stdout.rstrip()

@@ -133,6 +133,30 @@ def test_type_checkers_see_the_names_that_are_loaded_late():
     assert seen == modules
 
 
+WITHOUT_POSIX = """
+import os, sys, numpy
+for name in ("getuid", "fork", "register_at_fork", "sched_getaffinity", "killpg", "setsid"):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules[name] = None
+import everyo as eo
+for name in eo.__all__:
+    getattr(eo, name)
+model = eo.Linear(3, 2, seed=0)
+optimizer = eo.Adam(model.parameters())
+eo.CrossEntropyLoss()(model(eo.ones(4, 3)), numpy.array([0, 1, 0, 1])).backward()
+optimizer.step()
+print(model.weight.shape)
+"""
+
+
+def test_eager_code_runs_where_there_is_no_posix():
+    run = in_fresh_python(WITHOUT_POSIX)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "(3, 2)"
+
+
 def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'tensr'"):
         eo.tensr  # noqa: B018
