@@ -366,7 +366,7 @@ class CompiledFunction:
             why = changed or "arguments of a new shape, dtype, structure or static value"
             _warn(
                 f"{self._name} was traced {self._traces} times; the last time because of: {why}. "
-                "Every trace compiles anew; keep shapes and Python values fixed, or pass numbers "
+                "Every trace takes time; keep shapes and Python values fixed, or pass numbers "
                 "that change as floats or tensors"
             )
 
