@@ -85,7 +85,8 @@ class _DeviceLowering(_Lowering):
     def device_kernel(self) -> DeviceKernel:
         self.swapped = self._columns_alone()
         self.serial = self._read_by_other_rows()  # then one thread does everything
-        self.alone = self.serial or self._shared_elements()  # lanes would meet in one element: teams of one
+        # Where lanes would meet in one element, a team is one thread.
+        self.alone = self.serial or self._shared_elements()
         self.opening: list = []  # in swapped loops: before and after the rows of a column
         self.closing: list = []
         body: list = []
