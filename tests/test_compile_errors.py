@@ -452,3 +452,25 @@ def test_narrow_integers_convert_or_are_loud(dtype):
 def test_arrays_that_are_no_numbers_are_refused():
     with pytest.raises(EveryOError, match="dtype"):
         eo.compile(lambda a: a)(np.array(["a"]))
+
+
+def test_arrays_with_operators_of_their_own_are_refused():
+    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
+    for function, args in ((lambda a: a * 2.0, (masked,)), (lambda t: t * masked, (tensor(),))):
+        with pytest.raises(EveryOTraceError, match="MaskedArray"):
+            eo.compile(function)(*args)
+
+
+@pytest.mark.parametrize("argument", [np.array(["a", "b"]), np.ma.masked_array([1.0, 2.0], [0, 1])])
+def test_arguments_that_no_tensor_holds_run_eagerly_where_asked(argument):
+    compiled = eo.compile(lambda a: len(a), fallback="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [compiled(argument) for _ in range(3)] == [2, 2, 2]
+    assert len(caught) == 1
+
+
+def test_a_numpy_float_may_be_static():
+    compiled = eo.compile(lambda t, c: t * (2.0 if c > 0.5 else 3.0), static_argnames="c")
+    for c, want in ((1.0, 2.0), (0.0, 3.0), (1.0, 2.0)):
+        assert compiled(tensor(), np.float64(c)).tolist() == [want, 2 * want]

@@ -1000,3 +1000,91 @@ def test_requires_grad_must_not_be_left_changed():
     with pytest.raises(EveryOTraceError, match=r"requires_grad.*test_compile_state\.py"):
         eo.compile(freeze)()
     assert w.requires_grad
+
+
+# ------------------------------------------------------------- several functions, one state
+
+
+def test_a_parameter_that_one_compiled_function_replaces_is_new_to_another():
+    w = eo.tensor([1.0, 2.0])
+
+    def double():
+        w.data = w.data * 2.0
+
+    replace, read = eo.compile(double), eo.compile(lambda t: t * w)
+    for k in range(1, 9):
+        replace()
+        assert read(eo.tensor([1.0, 1.0])).tolist() == [2.0**k, 2.0 ** (k + 1)]
+
+
+def test_an_attribute_that_one_compiled_function_stores_is_new_to_another():
+    class Keeps(nn.Module):
+        def forward(self, t):
+            self.last = (t * 2.0).detach()
+            return t
+
+    model = Keeps()
+    store, read = eo.compile(model), eo.compile(lambda t: t + model.last)
+    for k in range(8):
+        store(eo.tensor([float(k)]))
+        assert read(eo.tensor([1.0])).tolist() == [1.0 + 2 * k]
+
+
+def test_a_parameter_that_an_optimizer_gets_later_is_updated():
+    w, v = (eo.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    opt = eo.optim.SGD([w], lr=0.1)
+
+    @eo.compile
+    def step():
+        opt.zero_grad()
+        (w * w + v * v).sum().backward()
+        opt.step()
+
+    for _ in range(4):
+        step()
+    assert v.tolist() == [1.0, 2.0]
+    opt.parameters.append(v)
+    step()
+    assert v.tolist() != [1.0, 2.0]
+
+
+def test_an_argument_that_the_optimizer_holds_is_not_any_argument():
+    w, v = (eo.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    opt = eo.optim.SGD([w], lr=0.1)
+
+    @eo.compile
+    def step(p):
+        opt.zero_grad()
+        (p * p).sum().backward()
+        opt.step()
+
+    for _ in range(4):
+        step(w)
+    trained = w.numpy()
+    agree(trained, np.array([1.0, 2.0], np.float32) * np.float32(0.8) ** 4)
+    for k in range(1, 5):
+        step(v)
+        assert v.tolist() == [1.0, 2.0] and v.grad.tolist() == [2.0 * k, 4.0 * k]
+        assert w.tolist() == trained.tolist() and w.grad is None
+
+
+def test_a_result_given_twice_is_one_object():
+    compiled = eo.compile(lambda t: (lambda y, a: (y, [y], a, {"a": a}))(t * 2.0, t.data + 1.0))
+    for _ in range(4):
+        y, (again,), a, nested = compiled(eo.tensor([1.0], requires_grad=True))
+        assert y is again and a is nested["a"] and y.requires_grad
+
+
+@pytest.mark.parametrize("kind", [lambda a: a, eo.as_tensor], ids=["array", "tensor"])
+def test_memory_that_is_read_only_is_not_written(kind):
+    def write(a):
+        (a.data if isinstance(a, eo.Tensor) else a)[0] = 7.0
+
+    compiled = eo.compile(write)
+    for calls in range(4):
+        fixed = np.ones(3)
+        fixed.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            compiled(kind(fixed))
+        assert fixed[0] == 1.0, calls
+        compiled(kind(np.ones(3)))

@@ -32,9 +32,11 @@ def interpreted(function: Callable[..., Any], optimised: bool = False) -> Callab
             arrays[graph.inputs.index(target)][...] = value
         for e in traced.effects:
             store(e, leaves[e.owner] if isinstance(e.owner, int) else e.owner, arrays, outputs)
-        return unflatten(
-            traced.structure, [result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
-        )
+        results: list[Any] = []
+        for leaf in traced.leaves:
+            same = leaf.what == "same"
+            results.append(results[leaf.value] if same else result(leaf, leaves, arrays, outputs))
+        return unflatten(traced.structure, results)
 
     return call
 

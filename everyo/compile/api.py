@@ -26,7 +26,7 @@ from everyo.compile import ir
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher
-from everyo.compile.trace import LOCK, PACKAGE, Traced, check_dtype, put_back
+from everyo.compile.trace import LOCK, PACKAGE, Traced, check_array, put_back
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
@@ -34,7 +34,7 @@ from everyo.core.device_array import DeviceArray
 from everyo.core.forks import renewed
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
-from everyo.exceptions import EveryOTraceError
+from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
 KEYS = 128  # versions kept per function, the least recently used go first
 LAUNCHERS = 4  # straight forms tried before the general path
@@ -97,16 +97,19 @@ class CompiledFunction:
 
     def _general(self, args: tuple, kwargs: dict) -> Any:
         """A call that no launcher took."""
-        dynamic, key, rebuild = self._signature(args, kwargs)
-        if self._eager_keys and key in self._eager_keys:
-            return self._function(*args, **kwargs)
+        key: Any = None
         try:
+            dynamic, key, rebuild = self._signature(args, kwargs)
+            if self._eager_keys and key in self._eager_keys:
+                return self._function(*args, **kwargs)
             entry, arrays = self._entry(dynamic, key, rebuild)
-        except EveryOTraceError as error:
-            if self._options.fallback != "eager":
+        except (EveryOTraceError, EveryODTypeError) as error:
+            refused = key is None or isinstance(error, EveryOTraceError)
+            if self._options.fallback != "eager" or not refused:
                 raise
-            self._eager_keys.add(key)
-            _warn(f"{self._name} runs eagerly, it cannot be compiled: {error}")
+            if key not in self._eager_keys:
+                self._eager_keys.add(key)
+                _warn(f"{self._name} runs eagerly, it cannot be compiled: {error}")
             return self._function(*args, **kwargs)
         result = entry.run(dynamic, arrays)
         if entry.verified or not self._options.check:
@@ -203,12 +206,12 @@ class CompiledFunction:
                 )
             elif kind is float and i not in static:
                 spec = ("f",)
-            elif isinstance(leaf, np.generic) and leaf.dtype.kind in "iub":  # as int and bool
+            elif isinstance(leaf, np.generic) and (leaf.dtype.kind in "iub" or i in static):
                 specs.append((kind, repr(leaf)))
                 continue
             elif isinstance(leaf, np.ndarray | np.generic | DeviceArray):
+                check_array(leaf)
                 leaf = leaf if type(leaf) is DeviceArray else np.asarray(leaf)
-                check_dtype(leaf)
                 spec = ("a", leaf.shape, leaf.dtype, _layout(leaf))
             elif kind in _STATIC or kind is float:
                 specs.append((kind, repr(leaf)))

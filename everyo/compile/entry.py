@@ -253,6 +253,8 @@ class Entry:
         arrays = self._fetch(leaves)
         if arrays is None or (self.written and _aliases(arrays) != self.aliases):
             return None
+        if not all(arrays[i].flags.writeable for i in self.written):
+            return None  # the trace will say so
         if self._shared(leaves) != self.shared:
             return None
         for a, b in self.traced.identical:
@@ -287,7 +289,12 @@ class Entry:
                         t._cell[0] = now
         for effect in traced.effects:
             self._leave(effect, leaves, arrays, outputs)
-        results = [self._result(leaf, leaves, arrays, outputs) for leaf in traced.leaves]
+        results: list[Any] = []
+        for leaf in traced.leaves:
+            same = leaf.what == "same"
+            results.append(
+                results[leaf.value] if same else self._result(leaf, leaves, arrays, outputs)
+            )
         for leaf, result in zip(traced.leaves, results, strict=True):
             if leaf.what == "tensor" and leaf.is_leaf:
                 result._requires_grad = leaf.requires_grad
@@ -315,10 +322,12 @@ class Entry:
             case "data":
                 owner._data = value
                 owner._cell = [0]
+                Epoch.now += 1
             case "item":
                 owner[e.key] = value
             case "attribute":
                 object.__setattr__(owner, e.key, value)
+                Epoch.now += 1
 
     def _result(self, leaf: Leaf, leaves: Sequence[Any], arrays: list, outputs: list) -> Any:
         match leaf.what:

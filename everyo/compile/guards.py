@@ -338,7 +338,10 @@ class _Walker:
             names = _names_of_class(kind)
             self.place("length", fields, None, len(fields), f"the attributes of {what}", slow=True)
             for name, v in list(fields.items()):
-                if name in x._state_attributes or name in x._debug_attributes:
+                if name in x._state_attributes:
+                    self._state(v, f"{name} of a {kind.__name__}")
+                    continue
+                if name in x._debug_attributes:
                     continue
                 label = f"attribute {name!r} of a {kind.__name__}"
                 if name in names or isinstance(v, Tensor | Tracked):
@@ -354,6 +357,15 @@ class _Walker:
         self._class(kind, names)
         for name in _slots(kind):
             self.later(name, "slot", x, f"attribute {name!r} of a {kind.__name__}")
+
+    def _state(self, v: Any, what: str) -> None:
+        """State that is read at every call: its tensors can be reached."""
+        if isinstance(v, Tensor | np.ndarray):
+            self.reached.add(id(v))
+        elif isinstance(v, list):
+            self.place("length", v, None, len(v), what)
+        for part in v.values() if isinstance(v, dict) else v if isinstance(v, list) else ():
+            self._state(part, what)
 
     def _class(self, kind: type, names: frozenset[str]) -> None:
         """What the code, or the library by `names`, mentions of a class."""

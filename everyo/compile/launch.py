@@ -101,7 +101,7 @@ def launcher(entry: Any, key: Any) -> Launch | None:
     traced = entry.traced
     if traced.views or traced.identical or entry.program.data_at < 0:
         return None
-    if any(e.what == "data" for e in traced.effects) or any(
+    if any(e.what in ("data", "attribute") for e in traced.effects) or any(
         s.kind in ("cast", "owner") for s in traced.sources
     ):
         return None
@@ -231,6 +231,8 @@ def _inputs(w: _Writer) -> list[str]:
             out.append(str(id(array)))
             continue
         if source.kind == "arg" and w.arrays[source.owner]:
+            if i in w.entry.written:
+                w.unless(f"{w.arrays[source.owner]}.flags.writeable")
             out.append(f"id({w.arrays[source.owner]})")
             continue
         owner = (
@@ -252,6 +254,8 @@ def _inputs(w: _Writer) -> list[str]:
             continue
         w.unless(f"type({name}) is ndarray")
         w.same_array(name, node.shape, node.dtype, layout)
+        if i in w.entry.written:
+            w.unless(f"{name}.flags.writeable")
         out.append(f"id({name})")
     return out
 
@@ -336,6 +340,8 @@ def _results(w: _Writer) -> None:
         match leaf.what:
             case "object":
                 value = w.constant(leaf.value)
+            case "same":
+                value = f"r{leaf.value}"
             case "fresh":
                 value = f"{w.constant(copy.deepcopy)}({w.constant(leaf.value)})"
             case "arg":

@@ -164,7 +164,8 @@ def _slice(start: int, step: int, size: int) -> slice:
 @dataclass(frozen=True)
 class Leaf:
     """One leaf of the result. `what`: "tensor" (with its gradient at `grad`), "array", "number" (at
-    `place`), "arg" (an argument itself), "object" (`value` as it is) or "fresh" (a copy of it)."""
+    `place`), "arg" (an argument itself), "same" (as an earlier leaf), "object" (`value` as it is)
+    or "fresh" (a copy of it)."""
 
     what: str
     place: Place | None = None
@@ -338,6 +339,7 @@ class Trace:
         """An ndarray that reached an op: read again at every call."""
         if isinstance(array, Symbol):
             return array
+        check_array(array)
         at = self.arguments.get(id(array))
         return self._captured(array, Source("array", array) if at is None else Source("arg", at))
 
@@ -648,7 +650,11 @@ class Trace:
                     "outside, or back before returning"
                 )
         flat, structure = flatten(result)
-        leaves = tuple(self._leaf(x, place) for x in flat)
+        places = {id(x): i for i, x in reversed(list(enumerate(flat))) if _holds_traced(x)}
+        leaves = tuple(
+            self._leaf(x, place) if places.get(id(x), i) == i else Leaf("same", value=places[id(x)])
+            for i, x in enumerate(flat)
+        )
         effects = []
         for tensor, s in self.rebound.values():
             effects.append(Effect("data", self._owner(tensor), None, place(s)))
@@ -760,7 +766,12 @@ def _holds_traced(data: Any) -> bool:
     return False
 
 
-def check_dtype(array: np.ndarray | DeviceArray) -> None:
-    """Refuse arrays that no tensor can hold."""
+def check_array(array: np.ndarray | np.generic | DeviceArray) -> None:
+    """Refuse arrays that no tensor can hold, and those whose operators are not NumPy's."""
+    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap, Symbol):
+        raise EveryOTraceError(
+            f"a {type(array).__name__} takes part in a compiled function; give it the plain array, "
+            "numpy.asarray(a)"
+        )
     if array.dtype.kind not in "fiub":
         raise EveryODTypeError(f"an argument of dtype {array.dtype} is not supported")
