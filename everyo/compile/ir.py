@@ -334,7 +334,8 @@ def show(graph: Graph) -> str:
     for n in order:
         params = ", ".join(
             f"{k}={v.name if isinstance(v, np.dtype) else v}" for k, v in n.params
-            if not (n.op in ("input", "iota", "random", "reshape", "broadcast") and k == "shape") and v is not None
+            if v is not None
+            and not (k == "shape" and n.op in ("input", "iota", "random", "reshape", "broadcast"))
         )  # fmt: skip
         args = ", ".join([names[i] for i in n.inputs] + ([params] if params else []))
         where = graph.lines.get(n)

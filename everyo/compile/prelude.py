@@ -16,8 +16,8 @@ from numba.core.extending import intrinsic
 from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
-from everyo.compile.wrapping import WRAPPING
 from everyo.compile.half import HALF, f16, from_f16
+from everyo.compile.wrapping import WRAPPING
 
 KERNEL = types.void(
     types.CPointer(types.int64), types.int64, types.int64
