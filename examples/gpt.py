@@ -1,6 +1,6 @@
 """A transformer learns to write, letter by letter, from the help texts that come with Python.
 
-It reads the language reference in `pydoc_data.topics` for a good half minute, then writes a page
+It reads the language reference in `pydoc_data.topics` for about half a minute, then writes a page
 of its own: English-looking words, the layout of the help pages, no sense.
 Run it longer for more of each:  python examples/gpt.py [steps]
 """
