@@ -286,11 +286,13 @@ def test_waiting_yields_where_the_system_can(platform, monkeypatch):
     """Without a function to yield with the address is 0, and who waits goes on looking."""
     monkeypatch.setattr(sys, "platform", platform)
     assert (pool._yield_address() != 0) == (platform != "win32")
+    assert (pool._nap_address() != (0, 0)) == (platform != "win32")
 
 
-def test_programs_run_without_a_way_to_yield(monkeypatch):
+def test_programs_run_without_a_way_to_yield_or_nap(monkeypatch):
     monkeypatch.setattr(rows, "PARALLEL_NS", 0)
     monkeypatch.setattr(pool, "_yield_address", lambda: 0)
+    monkeypatch.setattr(pool, "_nap_address", lambda: (0, 0))
     b = Builder()
     program = cpu.Program(b.graph(b.op("exp", b.input((100_000,)))))
     array = values(100_000)
@@ -321,6 +323,46 @@ def test_idle_workers_sleep_and_use_no_time():
     assert time.process_time() - before < 0.25  # three workers that spin would use 0.5 and more
     program(arrays)
     assert wait(lambda: workers.idle)
+
+
+def test_workers_do_not_go_home_while_a_program_runs():
+    """However long the rows that they cannot share take; they nap meanwhile."""
+    workers = pool.Pool(3)
+    running = workers._words[pool.RUNNING // 8 :]
+    running[0] = 1
+    workers.wake()
+    before = time.process_time()
+    time.sleep(0.5)
+    assert not workers._asleep
+    assert time.process_time() - before < 0.4  # two that spin would use 1.0
+    running[0] = 0
+    assert wait(lambda: workers.idle)
+    workers.join(1.0)
+
+
+def test_a_program_says_that_it_runs_and_that_it_does_no_more():
+    b = Builder()
+    x = b.input((300_000,))
+    good = cpu.Program(b.graph(b.op("exp", b.make("cumsum", x))))
+    eo.set_num_threads(2)
+    good([values(300_000)])
+    running = pool.THREADS.pool._words[pool.RUNNING // 8 :]
+    assert running[0] == 0
+    thread = threading.Thread(target=lambda: [good([values(300_000)]) for _ in range(200)])
+    thread.start()
+    assert wait(lambda: running[0] == 1)
+    thread.join()
+    assert running[0] == 0
+
+    @eo.compile
+    def taken(x, ids):
+        return eo.exp(x)[ids].sum()
+
+    x, ids = eo.tensor(values(300_000)), np.arange(5)
+    taken(x, ids)
+    with pytest.raises(IndexError):
+        taken(x, ids + 299_998)
+    assert running[0] == 0
 
 
 def test_workers_are_daemons_and_have_names():

@@ -10,7 +10,7 @@ import numpy as np
 
 from everyo.compile.emit import HEAD, expression
 from everyo.compile.ir import Node
-from everyo.compile.pool import BUSY, SHARE
+from everyo.compile.pool import BUSY, RUNNING, SHARE
 from everyo.compile.program import FOLDS, KINDS, wide
 
 # executor: where its table has what
@@ -56,6 +56,8 @@ EXECUTOR = f"""{HEAD}
         at = patches + i * 24
         poke(peek(at), peek(arrays + peek(at + 8) * 8) + peek(at + 16))
     program, pool = P[{PROGRAM}], P[{POOL}]
+    if pool != 0:
+        atomic_add(pool + {RUNNING}, 1)
     for stage in range(2):
         for r in range(P[{FIRST} + stage], P[{GUARD} + stage]):
             at = program + r * 32
@@ -67,9 +69,12 @@ EXECUTOR = f"""{HEAD}
                     call(function, table, c, n)
         if stage == 0:
             for i in range(P[{FLAG_COUNT}]):
-                if ld0(p_b8(peek(P[{FLAGS}] + i * 8)), usz(0)):
+                if P[{STATUS}] == {FINE} and ld0(p_b8(peek(P[{FLAGS}] + i * 8)), usz(0)):
                     P[{STATUS}] = {FAILED} + i
-                    return
+        if P[{STATUS}] != {FINE}:
+            break
+    if pool != 0:
+        atomic_add(pool + {RUNNING}, -1)
 """
 
 # P: partial results, result, elements, chunks

@@ -3,8 +3,9 @@
 Workers are ordinary Python threads inside one native function, the GIL released. While a program
 runs they spin on a shared word and claim chunks by compare-and-exchange; the thread that runs the
 program works on every row itself and only waits for chunks that were claimed, so a worker that is
-late or asleep costs nothing. After a short while without work they go back to Python and sleep.
-Which thread computes a chunk never changes a bit of it.
+late or asleep costs nothing. Through long rows of a program that they cannot share they nap; a
+short while after the last program they go back to Python and sleep. Which thread computes a chunk
+never changes a bit of it.
 """
 
 import atexit
@@ -21,11 +22,13 @@ import numpy as np
 from everyo.compile.emit import HEAD
 from everyo.core.forks import renewed
 
-# the shared words, 64 bytes apart; YIELD and LOOKS do not change
-NEXT, COUNT, FUNCTION, TABLE, DONE, BUSY, STOP, YIELD, WORDS = range(0, 9 * 64, 64)
-LOOKS = YIELD + 8
+# the shared words, 64 bytes apart; YIELD and what follows it do not change
+NEXT, COUNT, FUNCTION, TABLE, DONE, BUSY, RUNNING, STOP, YIELD, WORDS = range(0, 10 * 64, 64)
+LOOKS, NAP, NAP_TIME = YIELD + 8, YIELD + 16, YIELD + 24
 CLOSED = 0xFFFFFFFF  # no chunk to claim; the upper half counts the launches
 SPIN_NS = 200_000  # a worker looks for work so long before it sleeps
+AWAKE = 5  # times as long while a program runs; then it naps between looks
+NAP_NS = 50_000
 PATIENCE = 2000  # looks before the one who waits for a claimed chunk offers its processor to others
 WAKE_NS = 60_000  # a program whose shared rows are worth less does not wake sleeping workers
 MOST = 16  # threads by default: programs have few rows of more chunks
@@ -62,7 +65,7 @@ SHARE = f"""
 WORKER = f"""{HEAD}
     pool = P[0]
     idle, most = 0, peek(pool + {LOOKS})
-    while idle < most:
+    while atomic_load(pool + {STOP}) == 0:
         word = atomic_load(pool + {NEXT})
         n = atomic_load(pool + {COUNT})
         c = word & {CLOSED}
@@ -76,8 +79,10 @@ WORKER = f"""{HEAD}
         else:
             pause()
             idle += 1
-        if atomic_load(pool + {STOP}) != 0:
-            idle = most
+            if idle >= most and atomic_load(pool + {RUNNING}) == 0:
+                break
+            if idle >= {AWAKE} * most and peek(pool + {NAP}) != 0:
+                call(peek(pool + {NAP}), peek(pool + {NAP_TIME}), 0, 0)
 """
 
 
@@ -95,6 +100,7 @@ class Pool:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._native = kind(NATIVE.address(WORKER))  # ctypes releases the GIL
         self._words[YIELD // 8] = _yield_address()
+        self._words[NAP // 8], self._words[NAP_TIME // 8] = _nap_address()
         self._words[LOOKS // 8] = self._looks()
         self._asleep: list[Any] = []  # the locks that sleeping workers wait for
         self._workers: list[threading.Thread] = []
@@ -133,14 +139,19 @@ class Pool:
     def _looks(self) -> int:
         """How many looks at the shared word take SPIN_NS: instructions for waiting loops take from
         one to a hundred cycles. Nothing shares the word yet."""
-        few = 200
-        self._words[LOOKS // 8] = few
-        best = SPIN_NS
+        few, many = 200, 2200
+        each = (self._spun(many) - self._spun(few)) / (many - few)  # the call itself cancels
+        return max(few, int(SPIN_NS / max(each, 1)))
+
+    def _spun(self, looks: int) -> int:
+        """Nanoseconds of so many looks, the best of a few tries."""
+        self._words[LOOKS // 8] = looks
+        tries = []
         for _ in range(5):
             start = time.perf_counter_ns()
             self._native(self._argument.ctypes.data, 0, 1)
-            best = min(best, time.perf_counter_ns() - start)
-        return max(few, SPIN_NS * few // max(best, 1))
+            tries.append(time.perf_counter_ns() - start)
+        return min(tries)
 
     def _work(self) -> None:
         gate = threading.Lock()
@@ -163,6 +174,22 @@ def _yield_address() -> int:
     except (AttributeError, OSError):
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+_TIME = np.array([0, NAP_NS], np.int64)  # a timespec: seconds and nanoseconds
+
+
+def _nap_address() -> tuple[int, int]:
+    """The address of the system's function that sleeps and the argument for a nap, called like
+    `sched_yield` above; (0, 0) if there is none."""
+    try:
+        if sys.platform == "win32":
+            function, argument = ctypes.WinDLL("kernel32").Sleep, 1  # milliseconds
+        else:
+            function, argument = ctypes.CDLL(None).nanosleep, _TIME.ctypes.data
+    except (AttributeError, OSError):
+        return 0, 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0, argument
 
 
 class _Threads:
