@@ -118,6 +118,8 @@ class CompiledFunction:
 
     def _prefer(self, entry: Entry, key: Any) -> None:
         """From now on this version is tried first, by its straight form if it has one."""
+        if not entry.patience.over(entry.runs):
+            return
         launch = launcher(entry, key)
         kept = [f for f in self._launchers if f.entry is not entry][: LAUNCHERS - 1]
         if launch is not None:
@@ -203,6 +205,7 @@ class CompiledFunction:
                     _layout(a),
                     leaf._requires_grad,
                     leaf.grad_node is None,
+                    kind,
                 )
             elif kind is float and i not in static:
                 spec = ("f",)

@@ -47,6 +47,7 @@ class Program:
         self.arena_bytes = plan.arena_bytes
         self._legal = plan.schedule.graph
         self.fresh = [(o.shape, o.dtype) for o in self._legal.outputs]
+        self.settled = plan.homes.settled
         self._plan = plan
         large = (g for g in plan.schedule.groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
         self._blas: Any = ONE_THREAD if jit and any(large) else nullcontext()

@@ -16,6 +16,7 @@ import numpy as np
 
 from everyo.compile import ir, passes
 from everyo.compile.guards import Guards
+from everyo.compile.launch import Patience, Pool
 from everyo.compile.place import common_device, is_on, make_program
 from everyo.compile.symbol import Symbol
 from everyo.compile.trace import Effect, Leaf, Overlap, Source, Trace, Traced, geometry, owner_of
@@ -184,6 +185,8 @@ class Entry:
         self.epoch = Epoch.now
         self.grad = MODE.grad
         self.runs = 0
+        self.pools: dict[int, Pool] = {}
+        self.patience = Patience()
         self.inputs = tuple(zip(traced.sources, self.graph.inputs, strict=True))
         self.tensors = [t for s in traced.sources if s.kind == "data" for t in (s.owner,)]
         self.flags = [(t, t._requires_grad, t.grad_node is None) for t in self.tensors]

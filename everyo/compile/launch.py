@@ -22,6 +22,7 @@ from everyo.core.tensor import Tensor
 
 MISS = object()
 SPARE = 3  # buffers kept per output
+MOST_PATIENCE = 256  # calls
 PAIRWISE = 3  # with more arguments than this, a set of their ids costs less than comparing pairs
 
 Launch = Callable[[tuple, dict], Any]
@@ -45,6 +46,28 @@ class Pool:
         b = np.empty(self.shape, self.dtype)
         self.buffers[:] = [*self.buffers[1 - SPARE :], b]
         return b
+
+
+class Patience:
+    """When to write a launcher again: at once if the one before was of use, else after twice as
+    many calls each time; a state that moves at every call would have one written for each."""
+
+    __slots__ = ("general", "seen", "wait")
+
+    def __init__(self) -> None:
+        self.wait, self.general, self.seen = 1, 0, 0
+
+    def over(self, runs: int) -> bool:
+        """Called after each general run; `runs` counts those and the launcher's."""
+        self.general += 1
+        if runs - self.seen > self.general:
+            self.wait = 1
+        elif self.general < self.wait:
+            return False
+        else:
+            self.wait = min(2 * self.wait, MOST_PATIENCE)
+        self.general, self.seen = 0, runs
+        return True
 
 
 def _calibrate() -> int:
@@ -156,8 +179,8 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     def leaf(spec: tuple, name: str) -> None:
         match spec[0]:
             case "t":
-                shape, dtype, layout, requires, is_leaf = spec[1:6]
-                w.unless(f"type({name}) is Tensor")
+                shape, dtype, layout, requires, is_leaf, kind = spec[1:7]
+                w.unless(f"type({name}) is {w.constant(kind)}")
                 w(f"{name}_d = {name}._data")
                 w.same_array(f"{name}_d", shape, dtype, layout)
                 w.unless(
@@ -263,12 +286,15 @@ def _inputs(w: _Writer) -> list[str]:
 def _run(w: _Writer, inputs: list[str]) -> None:
     entry, program = w.entry, w.entry.program
     outputs = range(len(program.fresh))
+    replaced = _replaced(w)
     for i, (shape, dtype) in enumerate(program.fresh):
-        pool = Pool(shape, dtype)
+        pool = entry.pools.setdefault(i, Pool(shape, dtype))
         buffers = w.constant(pool.buffers)
-        w(f"o{i} = {buffers}[0] if count({buffers}[0]) == {FREE} else {buffers}[1] if "
-          f"count({buffers}[1]) == {FREE} "
-          f"else {w.constant(pool.take)}()")  # fmt: skip
+        free = [
+            f"{b} if count({b}) == {FREE}" + (f" + ({replaced[i]} is {b})" if i in replaced else "")
+            for b in (f"{buffers}[0]", f"{buffers}[1]")
+        ]
+        w(f"o{i} = {free[0]} else {free[1]} else {w.constant(pool.take)}()")
     if _hangs(entry):
         fetched = (
             f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))"
@@ -294,6 +320,18 @@ def _run(w: _Writer, inputs: list[str]) -> None:
     if written:
         cells = " = ".join(f"{t}._cell[0]" for t in written)
         w(f"{cells} = Clock.written = Clock.tick()")
+
+
+def _replaced(w: _Writer) -> dict[int, str]:
+    """Outputs that become the gradient of a tensor, and expressions of the gradient before: where
+    nobody else refers to that array, not even as an input, the new one is written over it."""
+    return {
+        e.value.index: f"{w.leaves[e.owner] if isinstance(e.owner, int) else w.constant(e.owner)}"
+        "._grad"
+        for e in w.entry.traced.effects
+        if e.what == "grad" and e.wrap != "object" and e.value.kind == "output"
+        and not e.value.path and e.value.index in w.entry.program.settled
+    }  # fmt: skip
 
 
 def _hangs(entry: Any) -> bool:

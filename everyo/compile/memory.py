@@ -21,13 +21,15 @@ class Homes:
     """`direct`: value -> the input it is written into at once. `late`: copied there at the end.
 
     `reads` says after which group a value or an input is dead; groups up to `guard` (inclusive)
-    must have run before the checks are read.
+    must have run before the checks are read. `settled`: the outputs that no failing check leaves
+    half written, as nothing of them is written before.
     """
 
     direct: dict[Node, Node]
     late: tuple[tuple[Node, Node], ...]
     reads: dict[Node, int]
     guard: int
+    settled: frozenset[int]
 
 
 def homes(schedule: Schedule) -> Homes:
@@ -48,7 +50,8 @@ def homes(schedule: Schedule) -> Homes:
             direct[base] = target
         else:
             late.append((target, value))
-    return Homes(direct, tuple(late), reads, guard)
+    settled = (i for i, o in enumerate(graph.outputs) if made.get(chain(o)[0], -1) > guard)
+    return Homes(direct, tuple(late), reads, guard, frozenset(settled))
 
 
 def strides_in(legal: Legal, value: Node, target: Node) -> list[int]:
