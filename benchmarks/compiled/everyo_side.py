@@ -204,10 +204,25 @@ def lstm(name: str) -> Step:
     )
 
 
+def softmax(values: Any) -> list[Any]:
+    """The softmax of scalars, each a tensor of its own."""
+    a, b, c, d = values
+    largest = eo.maximum(eo.maximum(a, b), eo.maximum(c, d)).detach()
+    powers = [eo.exp(v - largest) for v in values]
+    total = powers[0] + powers[1] + powers[2] + powers[3]
+    return [p / total for p in powers]
+
+
+def article(name: str) -> Step:
+    inputs = [eo.tensor(v, requires_grad=True) for v in w.uniform(100)]
+    return derived(lambda *x: w.article(x, w.ARTICLES[name], eo.softplus, softmax), *inputs)
+
+
 MAKERS: dict[str, Callable[[str], Step]] = {
     **dict.fromkeys(w.MLPS, mlp), **dict.fromkeys(w.GELUS, gelu), "cross-entropy": cross_entropy,
     "layer-norm": layer_norm, "pendulum": pendulum, "cnn": cnn, "residual": residual,
     **dict.fromkeys(w.GPTS, gpt), "pinn": pinn, "lstm": lstm,
+    **dict.fromkeys(w.ARTICLES, article),
 }  # fmt: skip
 
 

@@ -204,10 +204,22 @@ def lstm(name: str) -> Step | None:
     return trained(Sequence(), lambda m, x, y: F.cross_entropy(m(x), y), x, y)
 
 
+def article(name: str) -> Step | None:
+    if COMPILED:
+        return None  # minutes to compile
+    inputs = [torch.tensor(v) for v in w.uniform(100)]
+
+    def softmax(values: Any) -> Any:
+        return torch.softmax(torch.stack(values), 0).unbind()
+
+    return derived(lambda *x: w.article(x, w.ARTICLES[name], F.softplus, softmax), *inputs)
+
+
 MAKERS: dict[str, Callable[[str], Step | None]] = {
     **dict.fromkeys(w.MLPS, mlp), **dict.fromkeys(w.GELUS, gelu), "cross-entropy": cross_entropy,
     "layer-norm": layer_norm, "pendulum": pendulum, "cnn": cnn, "residual": residual,
     **dict.fromkeys(w.GPTS, gpt), "pinn": pinn, "lstm": lstm,
+    **dict.fromkeys(w.ARTICLES, article),
 }  # fmt: skip
 
 

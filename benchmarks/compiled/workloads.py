@@ -1,7 +1,9 @@
 """What every library computes: the sizes and the data of the workloads, in NumPy, float32."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +21,10 @@ GPTS = {
     "gpt-medium": (16, 128, 256, 8, 4),
 }  # batch, time, width, heads, layers
 VOCABULARY = 65
-OTHERS = ("cnn", "residual", "pinn", "lstm")
-NAMES = (*MLPS, *GELUS, *ROWS, *PENDULUM, "cnn", "residual", *GPTS, "pinn", "lstm")
+ARTICLES = {"article-1e3": 1_000, "article-4e3": 4_000, "article": 10_000}  # operations on scalars
+NAMES = (
+    *MLPS, *GELUS, *ROWS, *PENDULUM, "cnn", "residual", *GPTS, "pinn", "lstm", *ARTICLES,
+)  # fmt: skip
 
 LEARNING_RATE = 1e-3
 
@@ -56,3 +60,26 @@ def mlp(name: str) -> tuple[Batch, list[np.ndarray]]:
         parameters += [normal(n, m, seed=i), np.zeros(m, np.float32)]
     x = np.random.default_rng(7).standard_normal((batch, sizes[0])).astype(np.float32)
     return Batch(x, labels(sizes[-1], batch)), parameters
+
+
+def article(
+    inputs: Sequence[Any],
+    operations: int,
+    softplus: Callable[[Any], Any],
+    softmax: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Any:
+    """The last value of a graph of scalars: four operations in turn, each on earlier values; a
+    softmax appends four."""
+    values = list(inputs)
+    for i in range(operations):
+        match i % 4:
+            case 0:
+                values.append(softplus(values[-10]))
+            case 1:
+                a, b, c, d = values[-30:-10:5]
+                values.append(a + b + c + d)
+            case 2:
+                values.append(values[-20] * values[-10])
+            case 3:
+                values += softmax(values[-4:])
+    return values[-1]
