@@ -1,5 +1,7 @@
 """Buffers of results and gradients: written again only where nobody can see it."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,25 @@ def test_a_gradient_is_written_over_the_one_before():
         if i >= 3:
             places.add(address(x.grad))
     assert len(places) == 1
+
+
+def test_the_peak_of_a_step_is_its_gradient_once():
+    x = eo.tensor(values(1000, 1000), requires_grad=True)
+    derived(x)(x, eo.tensor(1.0), None)  # imports and compiles
+    x.grad = None
+    step = derived(x)
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            step(x, eo.tensor(1.0), None)
+        gc.collect()
+        tracemalloc.reset_peak()
+        for i in range(CALLS):
+            step(x, eo.tensor(float(i)), None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.2 * x.data.nbytes
 
 
 HOLDERS = {

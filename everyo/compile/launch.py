@@ -36,15 +36,18 @@ class Pool:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self.buffers = [np.empty(shape, dtype) for _ in range(2)]
+        self.buffers: list[np.ndarray | None] = [np.empty(shape, dtype), None]
 
     def take(self) -> np.ndarray:
         """A buffer that only the pool and the caller hold: any that is free, or a new one."""
         for i in range(len(self.buffers)):
             if getrefcount(self.buffers[i]) == FREE:
-                return self.buffers[i]
+                return self.buffers[i]  # type: ignore[return-value]
         b = np.empty(self.shape, self.dtype)
-        self.buffers[:] = [*self.buffers[1 - SPARE :], b]
+        if self.buffers[1] is None:
+            self.buffers[1] = b
+        else:
+            self.buffers[:] = [*self.buffers[1 - SPARE :], b]
         return b
 
 
