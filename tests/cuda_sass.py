@@ -1,27 +1,36 @@
-"""Facts about a kernel's machine code, read without a GPU: assembled, disassembled, counted."""
+"""Facts about kernels' machine code, read without a GPU: assembled, disassembled, counted.
 
-import functools
+Kernels of one architecture are linked into one cubin under names of their own, so that the tools
+run once for all of them.
+"""
+
 import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from everyo.compile.cuda import toolchain
+from everyo.compile.cuda.toolchain import Code
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T0-9]\s+)?([A-Z][A-Z0-9_.]*)")
 DOUBLE = re.compile(r"^(D(ADD|MUL|FMA|SETP|MNMX)|F2F\.F64|F2F\.F32\.F64|I2F\.F64|F2I\.\w*F64)")
 LOCAL = re.compile(r"^(LDL|STL)")
+USAGE = re.compile(r"Function kernel(\d+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+Kernel = tuple[str, tuple[str, ...]]  # text and kinds of parameters
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Registers per thread, bytes of stack and of shared memory, instructions by name."""
+    """Registers per thread, bytes of stack, of shared and of local memory, instructions by name."""
 
     registers: int
     stack: int
     shared: int
+    local: int
     instructions: Counter
 
     def count(self, pattern: str) -> int:
@@ -37,19 +46,25 @@ def tool(name: str) -> str:
     return found
 
 
-@functools.cache
-def facts(text: str, params: tuple[str, ...], cc: tuple[int, int]) -> Facts:
-    """What the machine code of a kernel's text holds on one architecture."""
-    cubin = toolchain.assemble(toolchain.compile_ptx(text, params, cc), cc)
+def facts(kernels: Sequence[Kernel], cc: tuple[int, int]) -> list[Facts]:
+    """What the machine code of each kernel holds on one architecture."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        code = _run(tool("nvdisasm"), "-c", str(file))
+        file = Path(folder) / "kernels.cubin"
+        codes = [_named(toolchain.compile_ptx(*k, cc), i) for i, k in enumerate(kernels)]
+        file.write_bytes(toolchain.link(codes, cc))
+        listing = _run(tool("nvdisasm"), "-c", str(file))
         usage = _run(tool("cuobjdump"), "-res-usage", str(file))
-    found = re.search(r"Function kernel:\s*\n?\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
-    assert found is not None, usage
-    names = Counter(INSTRUCTION.findall(code))
-    return Facts(int(found[1]), int(found[2]), int(found[3]), names)
+    parts = re.split(r"\.section\s+\.text\.kernel(\d+)\b", listing)
+    code = {int(i): Counter(INSTRUCTION.findall(t)) for i, t in zip(parts[1::2], parts[2::2],
+            strict=True)}  # fmt: skip
+    sizes = {int(m[1]): [int(n) for n in m.groups()[1:]] for m in USAGE.finditer(usage)}
+    assert sorted(code) == sorted(sizes) == list(range(len(kernels))), (sorted(code), usage)
+    return [Facts(*sizes[i], code[i]) for i in range(len(kernels))]
+
+
+def _named(code: Code, i: int) -> Code:
+    """The kernel under a name of its own."""
+    return Code(f"kernel{i}", re.sub(r"\bkernel(?=\b|_param)", f"kernel{i}", code.ptx))
 
 
 def _run(*command: str) -> str:

@@ -1,6 +1,12 @@
 """The machine code of kernels, for three architectures: no spills, no local memory, no float64 in
 float32 kernels, 16-byte accesses in vector kernels, registers within bounds."""
 
+import functools
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -15,11 +21,27 @@ if toolchain.missing() is None:
     from cuda_sass import DOUBLE, LOCAL, facts
 
     from everyo.compile.cuda import gemm, texts
+    from everyo.compile.cuda.plan import Plan
     from everyo.compile.cuda.runtime import Gemm
-    from everyo.compile.ir import F32
+    from everyo.compile.ir import F32, F64
+
+sys.path.append(str(Path(__file__).parents[1]))  # last: the package itself may be installed
+from benchmarks.compiled import workloads  # noqa: E402
+from benchmarks.compiled.everyo_side import GPT  # noqa: E402
 
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 REGISTERS = 128  # with 256 threads a block, at least two blocks per multiprocessor
+TILE_REGISTERS = 168  # of products, whose threads keep squares of the result
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that a test reads."""
+
+    name: str
+    text: str
+    params: tuple[str, ...]
+    registers: int = REGISTERS
 
 
 @pytest.fixture(autouse=True)
@@ -27,108 +49,139 @@ def emulated(monkeypatch):
     monkeypatch.setenv("EVERYO_CUDA", "emulator")
 
 
-def digits_step():
-    """The kernels of a training step on the digits, each text once."""
-    layers = [eo.Linear(64, 64, seed=0), eo.ReLU(), eo.Linear(64, 10, seed=1)]
-    model = eo.Sequential(*layers).to("cuda")
-    optimizer, loss_fn = eo.Adam(model.parameters(), lr=0.01), eo.CrossEntropyLoss()
+def training_step(model, loss_of):
+    """A compiled step of Adam on the device."""
+    optimizer = eo.Adam(model.parameters(), lr=0.01)
 
     @eo.compile
     def step(x, y):
         optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
+        loss = loss_of(model(x), y)
         loss.backward()
         optimizer.step()
         return loss
 
+    return step
+
+
+def digits_step():
+    """The training step on the digits, planned for a batch."""
+    layers = [eo.Linear(64, 64, seed=0), eo.ReLU(), eo.Linear(64, 10, seed=1)]
+    step = training_step(eo.Sequential(*layers).to("cuda"), eo.CrossEntropyLoss())
     step.warmup(np.zeros((32, 64), np.float32), np.zeros(32, np.int64))
-    return rows(step)
+    return step
 
 
-def block_step():
-    """The kernels of a training step of a small transformer block."""
-    attention = eo.nn.MultiHeadAttention(32, 4)
-    parts = [attention, eo.nn.LayerNorm(32), eo.Linear(32, 128), eo.Linear(128, 32)]
-    attention, norm, up, down = (part.to("cuda") for part in parts)
-    parameters = [p for part in parts for p in part.parameters()]
-    optimizer = eo.Adam(parameters, lr=0.01)
-
-    @eo.compile
-    def step(x):
-        optimizer.zero_grad()
-        h = norm(x)
-        attended = attention(h, h, h) if takes_three(attention) else attention(h)
-        h = x + attended
-        out = h + down(eo.gelu(up(norm(h))))
-        loss = (out * out).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step.warmup(np.zeros((2, 16, 32), np.float32))
-    return rows(step)
+def gpt_step():
+    """The training step of the small GPT, planned for a batch."""
+    batch, time, *rest = workloads.GPTS["gpt-small"]
+    step = training_step(
+        GPT(time, *rest).to("cuda"),
+        lambda z, y: eo.nn.cross_entropy(z.reshape(-1, workloads.VOCABULARY), y.reshape(-1)),
+    )
+    ids = workloads.labels(workloads.VOCABULARY, batch, time)
+    step.warmup(ids, ids)
+    return step
 
 
-def takes_three(attention):
-    import inspect
-
-    names = [
-        p.name for p in inspect.signature(attention.forward).parameters.values()
-        if p.default is p.empty
-    ]  # fmt: skip
-    return len(names) >= 3
-
-
-def rows(step):
-    return list({row.text: row for row in step._latest.program.kernels}.values())
+def kernels_of(step, vector=True):
+    """The kernels of a step, each text once."""
+    program = step._latest.program
+    steps = program.kernels if vector else Plan(program.graph, vector=False).steps
+    return {
+        s.text: Kernel(s.name, s.text, s.params, REGISTERS if s.product is None else TILE_REGISTERS)
+        for s in steps
+    }
 
 
-def assert_good(name, text, params, cc):
-    found = facts(text, params, cc)
-    where = f"{name} on sm_{cc[0]}{cc[1]}\n{text}"
-    assert found.stack == 0 and found.count(LOCAL.pattern) == 0, f"local memory: {where}"
-    assert found.registers <= REGISTERS, f"{found.registers} registers: {where}"
-    if not any(p.startswith("f64") for p in params):
-        assert found.count(DOUBLE.pattern) == 0, f"float64: {where}"
-    for width in ("ld4(p", "st4(p"):
-        if width in text and "f32*" in params:
-            pattern = r"LDG.*128" if width == "ld4(p" else r"STG.*128"
-            assert found.count(pattern), f"no 16-byte access: {where}"
+@functools.cache
+def both_steps(vector=True):
+    """The kernels of both steps, each text once."""
+    found = [kernels_of(make(), vector) for make in (digits_step, gpt_step)]
+    assert len(found[0]) > 10 and len(found[1]) > 30
+    return list((found[0] | found[1]).values())
 
 
-def test_the_kernels_of_the_digits_step():
-    for row in digits_step():
-        assert_good(row.name, row.text, row.params, (9, 0))
+def faults(kernel, found):
+    """What is wrong with the machine code of a kernel."""
+    out = []
+    if found.stack or found.local or found.count(LOCAL.pattern):
+        out.append(f"local memory: {found}")
+    if found.registers > kernel.registers:
+        out.append(f"{found.registers} registers")
+    if not any(p.startswith("f64") for p in kernel.params) and found.count(DOUBLE.pattern):
+        out.append(f"float64: {found.instructions}")
+    shared = set(re.findall(r"\b(p\d+) = at\(s\d+, ", kernel.text))
+    loads, stores = (set(re.findall(rf"\b{x}4\((p\d+), ", kernel.text)) for x in ("ld", "st"))
+    loads -= stores  # what was stored need not be loaded
+    for name, wide in (("LDG", loads - shared), ("STG", stores - shared)):
+        if found.count(rf"{name}\.E\S*\.128") < len(wide):
+            out.append(f"16-byte accesses of {wide}: {found.instructions}")
+    return [f"{kernel.name}: {fault}" for fault in out]
 
 
-@pytest.mark.parametrize("cc", [(8, 0), (10, 0)], ids=str)
-def test_kernels_assemble_for_other_architectures(cc):
-    kinds = {}
-    for row in digits_step():
-        kinds.setdefault(row.name.split(" ")[0], row)
-    for row in kinds.values():
-        assert_good(row.name, row.text, row.params, cc)
+def assert_good(kernels, cc):
+    for k in kernels:  # one kernel after the other: most of the work is done once for all three
+        for each in ARCHITECTURES:
+            toolchain.compile_ptx(k.text, k.params, each)
+    found = facts([(k.text, k.params) for k in kernels], cc)
+    wrong = [f for k, facts in zip(kernels, found, strict=True) for f in faults(k, facts)]
+    assert not wrong, f"sm_{cc[0]}{cc[1]}:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+def test_every_kernel_of_the_digits_and_gpt_steps(cc):
+    assert_good(both_steps(), cc)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cc", ARCHITECTURES, ids=str)
-def test_all_kernels_of_two_training_steps(cc):
-    for row in (*digits_step(), *block_step()):
-        assert_good(row.name, row.text, row.params, cc)
+@pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+def test_every_kernel_for_arrays_of_any_alignment(cc):
+    assert_good(both_steps(vector=False), cc)
 
 
-@pytest.mark.parametrize("tile", ["LARGE", "MIDDLE"])
-def test_products_keep_their_squares_in_registers(tile):
-    p = Gemm(F32, 512, 512, 512, False, 512, False, 512, 512, ((1, (0, 0, 0)), (1, (0, 0, 0))))
+def test_the_steps_have_vector_kernels_and_shuffles():
+    texts = [k.text for k in both_steps()]
+    assert sum("ld4(p" in t and "st4(p" in t for t in texts) > 5
+    assert sum("shfl_xor_sync" in t for t in texts) > 5
+    assert not any("ld4(p" in k.text for k in both_steps(vector=False) if "shared" not in k.text)
+
+
+WRONG = {
+    "local memory": (
+        "a = cuda.local.array(64, t_f32)\ni = u32(0)\nwhile i < u32(64):\n"
+        "    st(at(a, u32(0)), u32(i * t % u32(64)), ld(p0, i))\n    i = u32(i + u32(1))\n"
+        "st(p1, t, ld(at(a, u32(0)), t))"
+    ),
+    "float64": "st(p1, t, f32(f64(ld(p0, t)) * f64(1.1)))",
+    "16-byte accesses": "x = ld(p0, t)\nst(p1, t, x)\nunused = '''ld4(p0, '''",
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_faults_of_machine_code_are_seen(fault):
+    body = "t = u32(cuda.threadIdx.x)\n" + WRONG[fault]
+    text = "def kernel(p0, p1):\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+    kernel = Kernel(fault, text, ("f32*", "f32*"))
+    (found,) = facts([(text, kernel.params)], (9, 0))
+    assert any(fault in f for f in faults(kernel, found)), found
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype"), [("LARGE", "float32"), ("MIDDLE", "float32"), ("MIDDLE", "float64")]
+)
+def test_products_keep_their_squares_in_registers(tile, dtype):
+    dtype = {"float32": F32, "float64": F64}[dtype]
+    p = Gemm(dtype, 512, 512, 512, False, 512, False, 512, 512, ((1, (0, 0, 0)), (1, (0, 0, 0))))
     made = gemm.kernel(p, getattr(gemm, tile))
-    found = facts(made.text, made.params, (9, 0))
-    assert found.stack == 0 and found.count(LOCAL.pattern) == 0
-    assert found.registers <= 168
+    (found,) = facts([(made.text, made.params)], (9, 0))
+    assert found.stack == found.local == 0 and found.count(LOCAL.pattern) == 0
+    assert found.registers <= TILE_REGISTERS
     side = getattr(gemm, tile)[3]
-    assert found.count(r"FFMA") >= side * side
+    assert found.count({F32: "FFMA", F64: "DFMA"}[dtype]) >= side * side
     assert found.count(r"LDS.*128")
 
 
 def test_sorting_and_random_numbers_need_no_float64():
-    for made in (texts.ranks(F32, 2, 64), texts.merge(F32, 1, 4096, 8), texts.random(F32, 100)):
-        assert_good("", made.text, made.params, (9, 0))
+    made = (texts.ranks(F32, 2, 64), texts.merge(F32, 1, 4096, 8), texts.random(F32, 100))
+    assert_good([Kernel("", m.text, m.params) for m in made], (9, 0))

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ DTYPES = {
     "u64": "uint64", "b8": "bool",
 }  # fmt: skip
 THREADS = 256  # the bound that every kernel is compiled for
+OLDEST = (8, 0)  # the architecture that IR is made for; PTX is made for the device's own
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,18 @@ def _sources() -> str:
 
 def _compile(text: str, params: tuple[str, ...], cc: tuple[int, int]) -> Code:
     """No contraction of a * b + c: what was written is what is computed; `mad` says so itself."""
+    library = _library(text, params)
+    (ptx,) = library.get_asm_strs(cc=cc)
+    entry = re.search(r"\.entry\s+([\w$]+)", ptx)
+    assert entry is not None
+    # One name for every kernel: the mangled one is long and says nothing that the text does not.
+    return Code("kernel", re.sub(re.escape(entry[1]) + r"\b", "kernel", ptx).replace(
+        f"{entry[1]}_param", "kernel_param"))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)  # what comes before PTX is the same for all architectures
+def _library(text: str, params: tuple[str, ...]) -> Any:
+    """LLVM's IR of a kernel."""
     from numba.cuda import types
     from numba.cuda.compiler import compile_cuda, kernel_fixup
     from numba.cuda.cudadrv import nvvm
@@ -101,18 +115,13 @@ def _compile(text: str, params: tuple[str, ...], cc: tuple[int, int]) -> Code:
         for p, kind in zip(params, kinds, strict=True)
     )
     options = {"fastmath": False, "opt": 3, "fma": False}
-    made = compile_cuda(names["kernel"], types.void, args, nvvm_options=options, cc=cc)
+    made = compile_cuda(names["kernel"], types.void, args, nvvm_options=options, cc=OLDEST)
     library = made.library
     function = library.get_function(made.fndesc.llvm_func_name)
     library._entry_name = made.fndesc.llvm_func_name
     kernel_fixup(function, False)
     nvvm.set_launch_bounds(function, THREADS)
-    (ptx,) = library.get_asm_strs(cc=cc)
-    entry = re.search(r"\.entry\s+([\w$]+)", ptx)
-    assert entry is not None
-    # One name for every kernel: the mangled one is long and says nothing that the text does not.
-    return Code("kernel", re.sub(re.escape(entry[1]) + r"\b", "kernel", ptx).replace(
-        f"{entry[1]}_param", "kernel_param"))  # fmt: skip
+    return library
 
 
 def _constants(text: str, names: dict[str, Any]) -> ast.Module:
@@ -150,11 +159,16 @@ def _is_literal(node: ast.expr) -> bool:
 
 def assemble(code: Code, cc: tuple[int, int]) -> bytes:
     """Machine code (a cubin) of a kernel."""
+    return link([code], cc)
+
+
+def link(codes: Sequence[Code], cc: tuple[int, int]) -> bytes:
+    """Machine code of several kernels of different names, in one cubin."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    arch = f"sm_{cc[0]}{cc[1]}"
-    source = ObjectCode.from_ptx(code.ptx.encode(), name=code.name)
-    return bytes(Linker(source, options=LinkerOptions(arch=arch)).link("cubin").code)
+    sources = [ObjectCode.from_ptx(code.ptx.encode(), name=code.name) for code in codes]
+    options = LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}")
+    return bytes(Linker(*sources, options=options).link("cubin").code)
 
 
 @functools.cache
