@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from everyo.compile import collector, ir
 from everyo.compile import guards as guarding
-from everyo.compile import ir
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher
@@ -245,7 +245,7 @@ class CompiledFunction:
         """A version that fits the call, traced and compiled if there is none."""
         found, _ = self._fitting(dynamic, key)
         if found is None:
-            with LOCK, self._lock:
+            with LOCK, self._lock, collector.paused():
                 found, changed = self._fitting(
                     dynamic, key
                 )  # another thread may have traced meanwhile
@@ -329,7 +329,7 @@ class CompiledFunction:
         """At the second call of a version: trace again and compare."""
         if entry.verified or not self._options.check:
             return entry, arrays
-        with LOCK, self._lock:
+        with LOCK, self._lock, collector.paused():
             if entry.verified:
                 return entry, arrays
             self._traces += 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import ir, passes
+from everyo.compile import collector, ir, passes
 from everyo.compile.guards import Guards
 from everyo.compile.launch import Patience, Pool
 from everyo.compile.place import common_device, is_on, make_program
@@ -416,11 +416,10 @@ class Entry:
                     f"{self.name}: backward() after the function's Python state changed "
                     f"({broken}); call backward() first"
                 )
-            traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
-            self.backward[i] = (
-                traced,
-                make_program(passes.run(traced.graph), self.device, self.cache),
-            )
+            with collector.paused():
+                traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
+                program = make_program(passes.run(traced.graph), self.device, self.cache)
+            self.backward[i] = traced, program
         traced, program = self.backward[i]
         known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}
         arrays = []

@@ -46,6 +46,7 @@ VIEWS = {"reshape", "transpose", "broadcast", "slice"}
 REDUCTIONS = {"sum": "if", "prod": "if", "max": "bif", "min": "bif"}
 LEAVES = {"input", "const", "iota"}
 OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random"}
+OPS = {*POINTWISE, *VIEWS, *REDUCTIONS, *LEAVES, *OPAQUE, "exchange"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,10 +59,7 @@ class Node:
     shape: Shape
     dtype: np.dtype
     index: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+    size: int
 
     @property
     def ndim(self) -> int:
@@ -109,24 +107,27 @@ class Graph:
 
 def walk(roots: Iterable[Node]) -> list[Node]:
     """Every node below the roots, operands first."""
-    order: list[Node] = []
+    order: dict[Node, None] = {}
     seen: set[Node] = set()
-    stack = [(r, False) for r in reversed(tuple(roots))]
+    stack = list(reversed(tuple(roots)))
     while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
+        node = stack[-1]
+        if node in seen:  # what is below it is done
+            order[stack.pop()] = None
+        else:
             seen.add(node)
-            stack.append((node, True))
-            stack += [(i, False) for i in reversed(node.inputs) if i not in seen]
-    return order
+            stack += [i for i in reversed(node.inputs) if i not in seen]
+    return list(order)
 
 
 class Table:
-    """Makes the nodes of one trace. Two calls with equal arguments give the same node."""
+    """Makes the nodes of one trace. Two calls with equal arguments give the same node.
 
-    def __init__(self) -> None:
+    Indices count from `first`, so that a table can add nodes to a graph of another one.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.nodes: dict[tuple, Node] = {}
         self.inputs: list[Node] = []
 
@@ -141,8 +142,13 @@ class Table:
         node = self.nodes.get(key)
         if node is None:
             shape, dtype = infer(op, inputs, params)
-            node = self.nodes[key] = Node(op, inputs, items, shape, dtype, len(self.nodes))
+            index, size = self.first + len(self.nodes), math.prod(shape)
+            node = self.nodes[key] = Node(op, inputs, items, shape, dtype, index, size)
         return node
+
+    def again(self, node: Node, inputs: tuple[Node, ...]) -> Node:
+        """The op of a node, usually of another table, on `inputs`."""
+        return self.make(node.op, *inputs, **dict(node.params))
 
     def input(self, shape: Shape, dtype: Any, strides: Shape | None = None) -> Node:
         """A new input. `strides` in elements; None is C order."""

@@ -6,12 +6,23 @@ write, check) is a value of its own that lies as its destination does, and every
 operands that its native row can walk.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everyo.compile import passes
-from everyo.compile.ir import LEAVES, OPAQUE, VIEWS, Check, Graph, IRError, Node, Table, walk
+from everyo.compile.ir import (
+    LEAVES,
+    OPAQUE,
+    REDUCTIONS,
+    VIEWS,
+    Check,
+    Graph,
+    IRError,
+    Node,
+    Table,
+    walk,
+)
 from everyo.compile.products import missing_copies
+from everyo.compile.rules import Make, full, fuse_axes
 from everyo.compile.space import analyse, chain, contiguous, strided
 from everyo.compile.widen import widened
 
@@ -19,8 +30,6 @@ ORDERED_ROUNDS = 4  # so many rounds try storage orders; after that a copy never
 ROUNDS = 64
 HARMLESS = {"broadcast", "transpose"}  # views that always have a strided form
 BATCHED = 4  # matmul results of at most so many dims may be stored in another order
-
-Rule = Callable[[Table, Node, tuple[Node, ...]], Node]
 
 
 @dataclass(frozen=True)
@@ -40,24 +49,28 @@ class Legal:
 
 def legalize(graph: Graph) -> Legal:
     """Insert copies until none is missing; a copy can change the best storage orders and so on."""
-    graph, table = _rebuild(passes.rewrite(graph, widened), _sized)
+    graph = passes.rewrite(graph, widened, sized)
+    graph = replace(graph, writes=tuple((t, v) for t, v in graph.writes if t.size))
     for turn in range(ROUNDS):
-        legal = Legal(graph, storage_orders(graph) if turn < ORDERED_ROUNDS else {})
-        needs = {n: _needs(n, legal) for n in walk(graph.roots) if _computed(n)}
+        order = walk(graph.roots)
+        legal = Legal(graph, storage_orders(graph, order) if turn < ORDERED_ROUNDS else {})
+        needs = {n: _needs(n, legal) for n in order if _computed(n)}
         needs = {n: need for n, need in needs.items() if any(need)}
         if needs:
-            graph, table = _rebuild(graph, lambda t, n, i: _with_copies(t, n, i, needs, legal))  # noqa: B023
-        settled = _settle(graph, table, legal)
+            graph = _with_copies(graph, needs, legal)
+        settled = _settle(graph, legal)
         if not needs and settled.roots == graph.roots:
             return legal
         graph = settled
     raise IRError(f"legalize does not settle: {graph}")
 
 
-def storage_orders(graph: Graph) -> dict[Node, tuple[int, ...]]:
+def storage_orders(graph: Graph, order: list[Node]) -> dict[Node, tuple[int, ...]]:
     """Matmul results whose consumers all see them transposed alike are stored that way."""
     wanted: dict[Node, set[tuple[int, ...]]] = {}
-    for n in walk(graph.roots):
+    if not any(n.op == "matmul" for n in order):
+        return {}
+    for n in order:
         for o in n.inputs if n.op not in VIEWS else ():
             base, views = chain(o)
             if base.op == "matmul":
@@ -73,63 +86,25 @@ def _computed(n: Node) -> bool:
     return bool(n.size) and n.op not in VIEWS and n.op not in LEAVES
 
 
-def _in_trace_order(graph: Graph) -> list[Node]:
-    """All nodes, operands first, in the order of tracing if the indices still tell it."""
-    order = walk((*graph.inputs, *graph.roots))
-    if all(i.index < n.index for n in order for i in n.inputs):
-        order.sort(key=lambda n: n.index)
-    return order
-
-
-def _rebuild(graph: Graph, rule: Rule) -> tuple[Graph, Table]:
-    """The same graph in a table of its own, each node made by `rule(table, node, operands)`."""
-    table, new = Table(), dict[Node, Node]()
-    for n in _in_trace_order(graph):
-        new[n] = rule(table, n, tuple(new[i] for i in n.inputs))
-    rebuilt = Graph(
-        graph.name,
-        tuple(new[i] for i in graph.inputs),
-        tuple(new[o] for o in graph.outputs),
-        tuple((new[t], new[v]) for t, v in graph.writes if t.size),
-        tuple(Check(new[c.bad], c.error, c.message) for c in graph.checks),
-    )
-    return rebuilt, table
-
-
-def _again(table: Table, n: Node, inputs: tuple[Node, ...]) -> Node:
-    return table.make(n.op, *inputs, **dict(n.params))
-
-
-def _sized(table: Table, n: Node, inputs: tuple[Node, ...]) -> Node:
-    """No fold over nothing or over axes of size 1, no empty operand of anything."""
-    if _computed(n) and any(not i.size for i in inputs):
+def sized(n: Node, make: Make) -> Node | None:
+    """The rule: no fold over nothing or over axes of size 1, no empty operand of anything."""
+    if _computed(n) and not all(i.size for i in n.inputs):
         if n.op != "assemble":
-            return _filled(table, n, 1 if n.op == "prod" else 0)
-        full = [k for k, i in enumerate(inputs[1:]) if i.size]
-        if not full:
-            return inputs[0]
-        starts, steps = (tuple(n.param(p)[k] for k in full) for p in ("starts", "steps"))
-        pieces = [inputs[k + 1] for k in full]
-        return table.make("assemble", inputs[0], *pieces, starts=starts, steps=steps)
-    if n.op in ("sum", "prod", "max", "min"):
-        x, axes = inputs[0], n.param("axes")
+            return full(make, 1 if n.op == "prod" else 0, n)
+        kept = [k for k, i in enumerate(n.inputs[1:]) if i.size]
+        if not kept:
+            return n.inputs[0]
+        starts, steps = (tuple(n.param(p)[k] for k in kept) for p in ("starts", "steps"))
+        pieces = [n.inputs[k + 1] for k in kept]
+        return make("assemble", n.inputs[0], *pieces, starts=starts, steps=steps)
+    if n.op in REDUCTIONS:
+        x, axes = n.inputs[0], n.param("axes")
         gone = [a for a in axes if x.shape[a] == 1]
         if gone:
-            x = table.make(
-                "reshape", x, shape=tuple(s for a, s in enumerate(x.shape) if a not in gone)
-            )
-            axes = tuple(a - sum(g < a for g in gone) for a in axes if a not in gone)
-            return table.make(n.op, x, axes=axes) if axes else x
-    return _again(table, n, inputs)
-
-
-def _filled(table: Table, n: Node, value: int) -> Node:
-    """A value of n's shape whose elements are all the same."""
-    literal = table.const(value, n.dtype)
-    if not n.shape:
-        return literal
-    ones = table.make("reshape", literal, shape=(1,) * n.ndim)
-    return table.make("broadcast", ones, shape=n.shape)
+            x = make("reshape", x, shape=tuple(s for a, s in enumerate(x.shape) if a not in gone))
+            axes = fuse_axes(axes, gone)
+            return make(n.op, x, axes=axes) if axes else x
+    return None
 
 
 def _needs(n: Node, legal: Legal) -> list[bool]:
@@ -157,16 +132,18 @@ def _flat(o: Node, legal: Legal) -> bool:
     return plain and legal.layout(base) == contiguous(base.shape)
 
 
-def _with_copies(
-    table: Table, n: Node, inputs: tuple[Node, ...], needs: dict[Node, list[bool]], legal: Legal
-) -> Node:
-    need = needs.get(n, [False] * len(inputs))
-    whole = n.op in OPAQUE
-    copies = (
-        (_copied(table, i) if whole else _reachable(table, o, i, legal)) if wanted else i
-        for wanted, o, i in zip(need, n.inputs, inputs, strict=True)
-    )
-    return _again(table, n, tuple(copies))
+def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> Graph:
+    """The graph with copies of the operands that need one."""
+    table, new = Table(), dict[Node, Node]()
+    for n in passes.in_order(graph):
+        inputs = [new[i] for i in n.inputs]
+        for k, wanted in enumerate(needs.get(n, ())):
+            if wanted and n.op in OPAQUE:
+                inputs[k] = _copied(table, inputs[k])
+            elif wanted:
+                inputs[k] = _reachable(table, n.inputs[k], inputs[k], legal)
+        new[n] = table.again(n, tuple(inputs))
+    return passes.rebuilt(graph, new, {})
 
 
 def _copied(table: Table, n: Node) -> Node:
@@ -181,12 +158,13 @@ def _reachable(table: Table, old: Node, new: Node, legal: Legal) -> Node:
         old, new = old.inputs[0], new.inputs[0]
     new = _copied(table, new)
     for view in reversed(above):
-        new = _again(table, view, (new,))
+        new = table.again(view, (new,))
     return new
 
 
-def _settle(graph: Graph, table: Table, legal: Legal) -> Graph:
+def _settle(graph: Graph, legal: Legal) -> Graph:
     """Every result is a computed value of its own that lies as its destination does."""
+    table = Table(1 + max((n.index for n in (*graph.inputs, *graph.roots)), default=0))
     homes: set[Node] = set()
 
     def settle(n: Node, flat: bool) -> Node:

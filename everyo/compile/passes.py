@@ -7,7 +7,7 @@ walk, in linear time. Nodes are rebuilt in the order of tracing, which their ind
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from everyo.compile import ir
@@ -32,7 +32,13 @@ def simplify(graph: Graph) -> Graph:
 
 
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
-    """`graph` rebuilt with the rules applied to each node until none of them does."""
+    """`graph` rebuilt with the rules applied to each node until none of them does; the graph
+    itself if there is nothing to do."""
+    of_op = {op: [r for r in rules if op in RULES.get(r, ir.OPS)] for op in ir.OPS}
+    order = in_order(graph)
+    scratch = ir.Table().make
+    if not any(rule(n, scratch) is not None for n in order for rule in of_op[n.op]):
+        return graph
     table = ir.Table()
     new: dict[Node, Node] = {}
     lines: dict[Node, str] = {}
@@ -40,20 +46,24 @@ def rewrite(graph: Graph, *rules: Rule) -> Graph:
     line: str | None = None
 
     def make(op: str, *inputs: Node, **params: Any) -> Node:
-        node = table.make(op, *inputs, **params)
+        return settle(table.make(op, *inputs, **params))
+
+    def settle(node: Node) -> Node:
         while node not in settled:
-            better = next((b for b in (rule(node, make) for rule in rules) if b is not None), None)
-            if better is None:
+            for rule in of_op[node.op]:
+                better = rule(node, make)
+                if better is not None:
+                    node = better
+                    break
+            else:
                 settled.add(node)
                 if line is not None:
                     lines.setdefault(node, line)
-            else:
-                node = better
         return node
 
-    for node in in_order(graph):
+    for node in order:
         line = graph.lines.get(node)
-        new[node] = make(node.op, *[new[i] for i in node.inputs], **dict(node.params))
+        new[node] = settle(table.again(node, tuple([new[i] for i in node.inputs])))
     return rebuilt(graph, new, lines)
 
 
@@ -76,6 +86,8 @@ def lift_slices(graph: Graph) -> Graph:
     joins the kernels that use it. This is done where it computes no element twice.
     """
     boxes = wanted_boxes(graph)
+    if not boxes:
+        return graph
     table = ir.Table()
     new: dict[Node, Node] = {}
     parts: dict[tuple[Node, Box], Node] = {}
@@ -93,19 +105,17 @@ def lift_slices(graph: Graph) -> Graph:
                 if node.op == "slice":
                     parts[node, box] = part(node.inputs[0], nested(node.params, box))
                 else:
-                    args = [part(i, box) for i in node.inputs]
-                    parts[node, box] = table.make(node.op, *args, **dict(node.params))
+                    parts[node, box] = table.again(node, tuple(part(i, box) for i in node.inputs))
             made = [parts[node, box] for box in boxes[node]]
         else:
             if node.op == "slice":
                 new[node] = part(node.inputs[0], node.params)
             else:
-                args = [new[i] for i in node.inputs]
-                new[node] = table.make(node.op, *args, **dict(node.params))
+                new[node] = table.again(node, tuple(new[i] for i in node.inputs))
             made = [new[node]]
         if node in graph.lines:
             lines.update((n, graph.lines[node]) for n in made)
-    return rebuilt(graph, new, lines)
+    return simplify(rebuilt(graph, new, lines))
 
 
 Box = tuple[tuple[str, Any], ...]  # the params of a slice
@@ -115,16 +125,15 @@ def nested(inner: Box, outer: Box) -> Box:
     return tuple(sorted(slice_of_slice(dict(inner), dict(outer)).items()))
 
 
-def wanted_boxes(graph: Graph) -> dict[Node, list[Box]]:
+def wanted_boxes(graph: Graph) -> dict[Node, Iterable[Box]]:
     """Slices and pointwise nodes that are only read in slices, and these; together not more
-    elements than the node has."""
-    order = in_order(graph)
-    wanted: dict[Node, list[Box] | None] = {n: [] for n in order}  # None: the whole
+    elements than the node has. Empty if no slice can move."""
+    wanted: dict[Node, dict[Box, None] | None] = {}  # in order; None: the whole
     wanted.update((root, None) for root in graph.roots)
-    found: dict[Node, list[Box]] = {}
-    for node in reversed(order):
-        boxes = wanted[node]
-        below: list[Box] | None = None
+    found: dict[Node, Iterable[Box]] = {}
+    for node in reversed(in_order(graph)):
+        boxes = wanted.get(node)
+        below: Iterable[Box] | None = None
         if node.op == "slice":
             below = [nested(node.params, box) for box in boxes or ()] or [node.params]
         elif boxes and node.op in ir.POINTWISE and node.op != "take":
@@ -133,11 +142,11 @@ def wanted_boxes(graph: Graph) -> dict[Node, list[Box]]:
         if boxes and below:
             found[node] = boxes
         for operand in node.inputs:
-            known = wanted[operand]
-            if below is None or known is None:
+            known = wanted.setdefault(operand, {})
+            if below is None:
                 wanted[operand] = None
-            else:
-                known += [box for box in below if box not in known]
+            elif known is not None:
+                known.update(dict.fromkeys(below))
     return found
 
 
@@ -146,4 +155,4 @@ def in_order(graph: Graph) -> list[Node]:
     return sorted({*graph.inputs, *ir.walk(graph.roots)}, key=lambda n: n.index)
 
 
-PIPELINE: tuple[Pass, ...] = (simplify, lift_slices, simplify)
+PIPELINE: tuple[Pass, ...] = (simplify, lift_slices)

@@ -1,12 +1,12 @@
 """Local simplifications: a rule looks at one node, and returns a better one or None.
 
-Its operands are simplified already. What a rule makes goes through `make`, so that rules apply to
+It is asked about nodes of the ops that `RULES` gives it. Operands are simplified already. What a rule makes goes through `make`, so that rules apply to
 it in turn. Each rule keeps the bits of every value (see passes.py), so there is no algebra here
 that only holds for real numbers: x * 0, x - x, x / x and x + 0.0 stay.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -58,8 +58,6 @@ def fuse_axes(axes: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
 
 
 def views(node: Node, make: Make) -> Node | None:
-    if node.op not in ir.VIEWS:
-        return None
     (x,) = node.inputs
     params = dict(node.params)
     match node.op, x.op:
@@ -124,11 +122,11 @@ def slice_of_slice(inner: dict[str, Any], outer: dict[str, Any]) -> dict[str, Sh
 
 def fold(node: Node, make: Make) -> Node | None:
     """Pointwise ops on literals are computed now, by the interpreter, in the node's own dtype."""
-    if node.op not in ir.POINTWISE or node.op == "take" or not node.inputs:
-        return None
-    values = [literal(i) for i in node.inputs]
-    if any(v is None for v in values):
-        return None
+    values = []
+    for i in node.inputs:
+        values.append(literal(i))
+        if values[-1] is None:
+            return None
     args = [np.asarray(v, i.dtype) for v, i in zip(values, node.inputs, strict=True)]
     with np.errstate(all="ignore"):
         return full(make, evaluate(node, args).item(), node)
@@ -136,7 +134,7 @@ def fold(node: Node, make: Make) -> Node | None:
 
 def narrow(node: Node, make: Make) -> Node | None:
     """A pointwise op on repeated elements is computed once, and its result repeated."""
-    if node.op not in ir.POINTWISE or node.op == "take":
+    if any(i.op != "broadcast" for i in node.inputs):
         return None
     big = [a for a, n in enumerate(node.shape) if n != 1]
     wide = [a for a in big if all(repeats(i, a) for i in node.inputs)]
@@ -158,7 +156,7 @@ def casts(node: Node, make: Make) -> Node | None:
     """A cast after a cast that loses nothing."""
     if node.op == "copy":  # storage is decided later: here a copy is its operand
         return node.inputs[0]
-    if node.op != "cast" or node.inputs[0].op != "cast":
+    if node.inputs[0].op != "cast":
         return None
     (source,) = node.inputs[0].inputs
     if node.inputs[0].dtype not in LOSSLESS[source.dtype]:
@@ -174,9 +172,9 @@ LOSSLESS = {BOOL: (I32, I64, F32, F64), I32: (I64, F64), I64: (), F16: (), F32: 
 
 def arithmetic(node: Node, make: Make) -> Node | None:
     """Identities that hold for every value: infinities, NaN, -0.0 and integers that wrap."""
-    if node.op not in ir.BINARY or node.dtype.kind not in "if":
-        return None
     x, y = node.inputs
+    if node.dtype == BOOL or not (x is y or x.op in TELLING or y.op in TELLING):
+        return None
     whole = node.dtype.kind == "i"
     match node.op:
         case "add" if is_literal(y, 0 if whole else -0.0):  # x + 0.0 turns -0.0 into 0.0
@@ -220,6 +218,9 @@ def arithmetic(node: Node, make: Make) -> Node | None:
     return None
 
 
+TELLING = {"const", "reshape", "broadcast", "negative"}  # literals, and what `arithmetic` undoes
+
+
 def inverse(node: Node) -> float | None:
     """1 / c for a literal power of two: multiplying by it rounds as dividing by c does."""
     value = literal(node)
@@ -246,8 +247,6 @@ def power(x: Node, y: Node, make: Make) -> Node | None:
 
 def signs(node: Node, make: Make) -> Node | None:
     """Ops of one operand that undo or repeat what was done to it."""
-    if node.op not in ir.UNARY:
-        return None
     (x,) = node.inputs
     match node.op, x.op:
         case ("negative", "negative") | ("logical_not", "logical_not"):
@@ -276,8 +275,7 @@ def has_order(comparison: Node, op: str) -> bool:
 
 def commute(node: Node, make: Make) -> Node | None:
     """Operands in one order, literals last, so that a + b and b + a are one node."""
-    floats = node.dtype.kind == "f"
-    if node.op not in COMMUTATIVE or (node.op in ("maximum", "minimum") and floats):
+    if node.op in ("maximum", "minimum") and node.dtype.kind == "f":
         return None  # maximum(0.0, -0.0) is its second operand
     x, y = node.inputs
     ordered = (literal(x) is not None, x.index) <= (literal(y) is not None, y.index)
@@ -294,7 +292,7 @@ COMMUTATIVE = {
 
 
 def logic(node: Node, make: Make) -> Node | None:
-    if node.op not in ir.BINARY or node.dtype != BOOL:
+    if node.dtype != BOOL:
         return None
     x, y = node.inputs
     if x is y:
@@ -320,8 +318,6 @@ def logic(node: Node, make: Make) -> Node | None:
 
 
 def select(node: Node, make: Make) -> Node | None:
-    if node.op != "where":
-        return None
     c, x, y = node.inputs
     if x is y or literal(c) is True:
         return x
@@ -347,7 +343,7 @@ def reductions(node: Node, make: Make) -> Node | None:
     """Reductions over one element, over repeats, and over the results of the same reduction."""
     if node.op == "cumsum" and node.shape[-1] == 1:
         return node.inputs[0]
-    if node.op not in ir.REDUCTIONS:
+    if node.op == "cumsum":
         return None
     (x,), axes = node.inputs, node.param("axes")
     ones = [a for a in axes if x.shape[a] == 1]
@@ -373,8 +369,6 @@ def reductions(node: Node, make: Make) -> Node | None:
 
 def pieces(node: Node, make: Make) -> Node | None:
     """An assembly without the pieces that are empty, and without what a whole piece hides."""
-    if node.op != "assemble":
-        return None
     base, *rest = node.inputs
     starts, steps = node.param("starts"), node.param("steps")
     kept = [i for i, piece in enumerate(rest) if piece.size]
@@ -432,7 +426,7 @@ def apart(a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]) -> boo
 
 def sums_of_pieces(node: Node, make: Make) -> Node | None:
     """Add where two sums of pieces meet; elsewhere x + 0.0, which is x but for the sign of -0.0."""
-    if node.op != "add":
+    if any(x.op != "assemble" for x in node.inputs):
         return None
     left, right = (placed(x) for x in node.inputs)
     if left is None or right is None:
@@ -456,7 +450,12 @@ def plus_zero(x: Node, make: Make) -> Node:
     return make("add", x, full(make, 0.0, x))
 
 
-RULES: tuple[Rule, ...] = (
-    views, fold, narrow, casts, commute, arithmetic, signs, logic, select, reductions, pieces,
-    sums_of_pieces,
-)  # fmt: skip
+ELEMENTWISE = ir.POINTWISE - {"take"}
+
+# In the order in which they are tried, with the ops that they look at.
+RULES: dict[Rule, Collection[str]] = {
+    views: ir.VIEWS, fold: ELEMENTWISE, narrow: ELEMENTWISE, casts: {"cast", "copy"},
+    commute: COMMUTATIVE, arithmetic: ir.BINARY, signs: ir.UNARY, logic: ir.BINARY,
+    select: {"where"}, reductions: {*ir.REDUCTIONS, "cumsum"}, pieces: {"assemble"},
+    sums_of_pieces: {"add"},
+}  # fmt: skip

@@ -1,0 +1,22 @@
+"""Python's cycle collector, paused while functions are compiled.
+
+A trace and its plan are many small objects that all stay alive until the program is made. The
+collector would walk them over and over, each time in vain, for more than half of the time.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """No automatic collections in here. Whoever found the collector on turns it on again, so it
+    ends up on however uses in several threads overlap."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
