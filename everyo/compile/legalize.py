@@ -143,7 +143,7 @@ def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> G
             elif wanted:
                 inputs[k] = _reachable(table, n.inputs[k], inputs[k], legal)
         new[n] = table.again(n, tuple(inputs))
-    return passes.rebuilt(graph, new, {})
+    return passes.rebuilt(graph, new, {new[n]: line for n, line in graph.lines.items() if n in new})
 
 
 def _copied(table: Table, n: Node) -> Node:
@@ -182,4 +182,4 @@ def _settle(graph: Graph, legal: Legal) -> Graph:
     outputs = tuple(settle(o, True) if o.size else o for o in graph.outputs)
     writes = tuple((t, settle(v, flat(t))) for t, v in graph.writes)
     checks = tuple(Check(settle(c.bad, True), c.error, c.message) for c in graph.checks)
-    return Graph(graph.name, graph.inputs, outputs, writes, checks)
+    return replace(graph, outputs=outputs, writes=writes, checks=checks)

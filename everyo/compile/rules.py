@@ -1,8 +1,9 @@
 """Local simplifications: a rule looks at one node, and returns a better one or None.
 
-It is asked about nodes of the ops that `RULES` gives it. Operands are simplified already. What a rule makes goes through `make`, so that rules apply to
-it in turn. Each rule keeps the bits of every value (see passes.py), so there is no algebra here
-that only holds for real numbers: x * 0, x - x, x / x and x + 0.0 stay.
+It is asked about the ops that `RULES` lists for it, when their operands are simplified already.
+What a rule makes goes through `make`, so that rules apply to it in turn. Each rule keeps the bits
+of every value (see passes.py), so there is no algebra here that only holds for real numbers: x * 0,
+x - x, x / x and x + 0.0 stay.
 """
 
 import math

@@ -133,5 +133,3 @@ def literal_bits(value: object, dtype: np.dtype) -> int:
     slot = np.zeros(1, np.int64)
     slot.view(np.uint8)[: dtype.itemsize] = np.frombuffer(dtype.type(value).tobytes(), np.uint8)
     return int(slot[0])
-
-
