@@ -177,31 +177,3 @@ def test_results_that_somebody_holds_are_left_alone():
     for i, (double, exp) in enumerate(held):
         assert (double.numpy() == 2 * i).all()
         np.testing.assert_allclose(exp.numpy(), np.exp(np.float32(i)), rtol=1e-6)
-
-
-def test_a_parameter_as_an_argument_takes_the_short_way():
-    p = eo.nn.Parameter(values(40, 30))
-    f = eo.compile(lambda a: a * 2)
-    for _ in range(4):
-        f(p)
-    (launch,) = f._launchers
-    assert f._launchers[0].entry.runs == 4
-    f(p)
-    assert f._launchers == [launch]
-
-
-def test_a_state_that_moves_at_every_call_has_few_launchers_written():
-    x = eo.tensor(values(40, 30))
-    f = eo.compile(lambda: x * 2)
-    seen = []
-    for i in range(100):
-        x.data = np.full((40, 30), i, np.float32)
-        assert (f().numpy() == 2 * i).all()
-        seen += [s for s in f._launchers if s not in seen]
-    assert len(seen) <= 8
-    f()
-    used = f._launchers[0].entry.runs
-    for _ in range(2 * 64):
-        f()
-    entry = f._launchers[0].entry
-    assert entry.runs == used + 128 and entry.patience.general == 0

@@ -215,7 +215,7 @@ class CompiledFunction:
             elif isinstance(leaf, np.ndarray | np.generic | DeviceArray):
                 check_array(leaf)
                 leaf = leaf if type(leaf) is DeviceArray else np.asarray(leaf)
-                spec = ("a", leaf.shape, leaf.dtype, _layout(leaf))
+                spec = ("a", leaf.shape, leaf.dtype, _layout(leaf), kind)
             elif kind in _STATIC or kind is float:
                 specs.append((kind, repr(leaf)))
                 continue

@@ -335,8 +335,8 @@ class _Walker:
         fields: Any = getattr(x, "__dict__", None)
         names: frozenset[str] = frozenset()
         if isinstance(x, Tracked):
-            names = _names_of_class(kind)
-            self.place("length", fields, None, len(fields), f"the attributes of {what}", slow=True)
+            names, slow = _names_of_class(kind), not kind._changes_often
+            self.place("length", fields, None, len(fields), f"the attributes of {what}", slow)
             for name, v in list(fields.items()):
                 if name in x._state_attributes:
                     self._state(v, f"{name} of a {kind.__name__}")
@@ -345,9 +345,9 @@ class _Walker:
                     continue
                 label = f"attribute {name!r} of a {kind.__name__}"
                 if name in names or isinstance(v, Tensor | Tracked):
-                    self.place("item", fields, name, v, label, slow=True)
+                    self.place("item", fields, name, v, label, slow)
                 else:
-                    self.later(name, "item", fields, label, slow=True)
+                    self.later(name, "item", fields, label, slow)
         elif root in _FOREIGN and root not in _NAMESPACES:
             return
         elif fields is not None:

@@ -95,7 +95,8 @@ class _Writer:
         self.scope: dict[str, Any] = {
             "MISS": MISS, "CAST": CAST, "MODE": MODE, "TRACES": TRACES, "Epoch": Epoch,
             "Clock": Clock, "Tensor": Tensor,
-            "ndarray": np.ndarray, "count": getrefcount, "is_": is_, "wrap": Tensor._wrap,
+            "ndarray": np.ndarray, "asarray": np.asarray, "count": getrefcount, "is_": is_,
+            "wrap": Tensor._wrap,
             "entry": entry, "lock": entry.program.lock,
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
@@ -163,14 +164,12 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
             leaf(next(remaining), name)
             return
         kind, keys, parts = s
-        if kind not in (tuple, list, dict):
-            raise _NoForm
         same = (
             f"tuple({name}) == {w.constant(keys)}"
             if kind is dict
             else f"len({name}) == {len(parts)}"
         )
-        w.unless(f"type({name}) is {kind.__name__} and {same}")
+        w.unless(f"type({name}) is {w.constant(kind)} and {same}")
         for i, part in enumerate(parts):
             inner = f"{name}_{i}"
             if kind is dict:
@@ -194,7 +193,9 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
                 w.leaves.append(name)
                 w.arrays.append(f"{name}_d")
             case "a":
-                w.unless(f"type({name}) is ndarray")
+                w.unless(f"type({name}) is {w.constant(spec[4])}")
+                if spec[4] is not np.ndarray:  # a NumPy scalar, a subclass
+                    w(f"{name} = asarray({name})")
                 w.same_array(name, *spec[1:4])
                 objects.setdefault(spec[-1], []).append(name)
                 w.leaves.append(name)
@@ -303,7 +304,6 @@ def _run(w: _Writer, inputs: list[str]) -> None:
             f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))"
             for s, _ in entry.inputs
         )
-        w.scope["asarray"] = np.asarray
         w(f"kept = {w.constant(entry.copied)}(({', '.join([*w.leaves, ''])}))")
         w(
             "held = "
@@ -404,18 +404,20 @@ def _results(w: _Writer) -> None:
     if _hangs(entry):
         listed = f"[{', '.join(names)}]"
         w(f"{w.constant(entry.hang)}({listed}, ({', '.join([*w.leaves, ''])}), held)")
-    w(f"return {_built(traced.structure, iter(names))}")
+    w(f"return {_built(w, traced.structure, iter(names))}")
 
 
-def _built(structure: Any, names: Any) -> str:
+def _built(w: _Writer, structure: Any, names: Any) -> str:
     if structure is None:
         return next(names)
     kind, keys, parts = structure
-    inner = [_built(p, names) for p in parts]
+    inner = [_built(w, p, names) for p in parts]
     if kind is list:
         return f"[{', '.join(inner)}]"
     if kind is tuple:
         return f"({', '.join([*inner, ''])})"
     if kind is dict and all(type(k) in (str, int) for k in keys):
         return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(keys, inner, strict=True)) + "}"
+    if issubclass(kind, tuple):  # with names
+        return f"{w.constant(kind)}({', '.join(inner)})"
     raise _NoForm

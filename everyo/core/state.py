@@ -52,10 +52,13 @@ class Scalar:
 class Tracked:
     """An object whose attributes a compiled function depends on: assigning one moves the epoch, or
     an active trace is told. Debugging aids do neither, and are not written while tracing. What
-    holds state (buffers, scalars) is read through `load`, and so an input, not a constant."""
+    holds state (buffers, scalars) is read through `load`, and so an input, not a constant. Classes
+    whose attributes are assigned at every step (`_changes_often`) do not move the epoch: a compiled
+    function that reads these attributes looks at them at every call."""
 
     _debug_attributes: tuple[str, ...] = ()
     _state_attributes: tuple[str, ...] = ()
+    _changes_often = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         out = object.__new__(cls)
@@ -77,7 +80,8 @@ class Tracked:
                 self.__dict__[name] = value
         elif trace is None:
             self.__dict__[name] = value
-            Epoch.now += 1
+            if not self._changes_often:
+                Epoch.now += 1
         else:
             trace.set_attribute(self, name, value)
 

@@ -39,6 +39,7 @@ class Schedule(Tracked):
     """What sets the rate of an optimizer: its attributes are its state, and can be saved."""
 
     _not_saved: tuple[str, ...] = ("optimizer",)
+    _changes_often = True
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
