@@ -165,3 +165,29 @@ def test_a_state_that_moves_at_every_call_has_few_launchers_written():
         f()
     entry = f._launchers[0].entry
     assert entry.runs == used + 128 and entry.patience.general == 0
+
+
+def test_switching_a_mode_back_and_forth_writes_no_launcher_again():
+    model = network(nn.Dropout(0.5))
+    f = eo.compile(lambda x: model(x))
+    x = tensor(4, 6)
+    launchers = []
+    for _ in range(20):
+        for training in (True, False):
+            model.train(training)
+            f(x)
+            launchers += [s for s in f._launchers if s not in launchers]
+    assert len(launchers) == 2
+    np.testing.assert_allclose(f(x).numpy(), model(x).numpy(), rtol=1e-6)
+
+
+def test_a_rebound_array_is_seen_by_a_renewed_launcher():
+    model = network()
+    f = eo.compile(lambda x: model(x))
+    x = tensor(4, 6)
+    for i in range(12):
+        if i % 3 == 0:
+            model[0].weight.data = values(6, 5, seed=i)
+        if i % 3 == 1:
+            model.train(i % 2 == 0)
+        np.testing.assert_allclose(f(x).numpy(), model(x).numpy(), rtol=1e-5, atol=1e-6)

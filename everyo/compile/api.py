@@ -25,13 +25,14 @@ from everyo.compile import collector, ir
 from everyo.compile import guards as guarding
 from everyo.compile.entry import Entry, differences, trace_call
 from everyo.compile.explain import Explanation
-from everyo.compile.launch import MISS, launcher
+from everyo.compile.launch import MISS, launcher, renew
 from everyo.compile.trace import LOCK, PACKAGE, Traced, check_array, put_back
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device_array import DeviceArray
 from everyo.core.forks import renewed
+from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
 from everyo.core.watch import Watcher
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
@@ -118,13 +119,15 @@ class CompiledFunction:
 
     def _prefer(self, entry: Entry, key: Any) -> None:
         """From now on this version is tried first, by its straight form if it has one."""
-        if not entry.patience.over(entry.runs):
-            return
-        launch = launcher(entry, key)
         kept = [f for f in self._launchers if f.entry is not entry][: LAUNCHERS - 1]
-        if launch is not None:
-            launch.entry = entry  # type: ignore[attr-defined]
-            self._launchers = [launch, *kept]
+        for launch in self._launchers:
+            if launch.entry is entry and launch.epoch[0] != Epoch.now and renew(launch):
+                self._launchers = [launch, *kept]
+                return
+        if entry.patience.over(entry.runs):
+            launch = launcher(entry, key)
+            if launch is not None:
+                self._launchers = [launch, *kept]
 
     # ------------------------------------------------------------------ looking inside
 

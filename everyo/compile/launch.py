@@ -101,6 +101,8 @@ class _Writer:
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
         self.arrays: list[str] = []  # of their arrays
+        self.epoch = [entry.epoch]
+        self.fixed: list[tuple[Tensor, Any]] = []  # tensors, and arrays whose addresses are written
         self.indent = 1
 
     def constant(self, value: Any) -> str:
@@ -135,7 +137,7 @@ def launcher(entry: Any, key: Any) -> Launch | None:
     structure, specs, grad, cast = key
     try:
         w.unless(f"MODE.grad is {grad} and CAST.dtype is {w.constant(cast)}")
-        w.unless(f"Epoch.now == {Epoch.now}")
+        w.unless(f"Epoch.now == {w.constant(w.epoch)}[0]")
         _arguments(w, structure, specs)
         _guards(w)
         w("with lock:")
@@ -148,8 +150,17 @@ def launcher(entry: Any, key: Any) -> Launch | None:
     text = "\n".join(["def launch(args, kwargs):", *w.lines])
     exec(compile(text, f"<launch {entry.name}>", "exec"), w.scope)
     launch = w.scope["launch"]
-    launch.text = text
+    launch.text, launch.entry, launch.epoch, launch.fixed = text, entry, w.epoch, w.fixed
     return launch
+
+
+def renew(launch: Any) -> bool:
+    """Whether a launcher still fits after its version has been found to fit the moved state; it is
+    then good for this state as well."""
+    fits = all(t._data is array for t, array in launch.fixed)
+    if fits:
+        launch.epoch[0] = launch.entry.epoch  # when its guards were looked at
+    return fits
 
 
 def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
@@ -254,6 +265,8 @@ def _inputs(w: _Writer) -> list[str]:
             "array",
         ):  # rebinding moves the epoch, so the object is fixed here
             array = source.owner._data if source.kind == "data" else source.owner
+            if source.kind == "data":
+                w.fixed.append((source.owner, array))
             w.constant(array)
             out.append(str(id(array)))
             continue
