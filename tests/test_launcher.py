@@ -55,6 +55,39 @@ def scaled() -> tuple:
     return step, (tensor(4, 6),), {}
 
 
+def by_hand(update: Any) -> Any:
+    """A step that changes its weights itself."""
+
+    def make() -> tuple:
+        weights = [tensor(6, 5, grad=True), tensor(5, 2, grad=True)]
+
+        @eo.compile
+        def step(x: Any) -> Any:
+            for w in weights:
+                w.grad = None
+            loss = (eo.tanh(x @ weights[0]) @ weights[1]).square().mean()
+            loss.backward()
+            for w in weights:
+                update(w)
+            return loss
+
+        return step, (tensor(4, 6),), {}
+
+    return make
+
+
+def less(w: Any) -> None:
+    w.data -= 0.1 * w.grad
+
+
+def rebound(w: Any) -> None:
+    w.data = w.data - 0.1 * w.grad
+
+
+def stored(w: Any) -> None:
+    w.data[...] = w.data - 0.1 * w.grad
+
+
 def given(function: Any, *args: Any, **kwargs: Any) -> Any:
     return lambda: (eo.compile(function), args, kwargs)
 
@@ -91,6 +124,7 @@ CALLS = {
     "a step with dropout": lambda: trained(nn.Dropout(0.5)),
     "a step with batch statistics": lambda: trained(nn.BatchNorm1D(5)),
     "a step with a scaler": scaled,
+    **{f"a step by hand, {f.__name__}": by_hand(f) for f in (less, rebound, stored)},
 }
 
 
@@ -105,6 +139,32 @@ def test_steady_calls_take_the_straight_form(name):
     for _ in range(5):
         step(*args, **kwargs)
     assert (entry.runs, entry.patience.general) == (runs + 5, general)
+
+
+@pytest.mark.parametrize("update", [less, rebound, stored], ids=lambda f: f.__name__)
+def test_steps_by_hand_are_the_eager_ones(update):
+    step, args, _ = by_hand(update)()
+    eager, _, _ = by_hand(update)()
+    for _ in range(8):
+        np.testing.assert_allclose(step(*args).item(), eager.__wrapped__(*args).item(), rtol=1e-5)
+
+
+def test_a_tensor_rebound_elsewhere_is_seen_by_a_step_that_rebinds():
+    x = tensor(3, 3)
+
+    @eo.compile
+    def step() -> Any:
+        x.data = x.data * 2
+        return x.sum()
+
+    for i in range(9):
+        if i % 4 == 3:
+            x.data = np.full((3, 3), i, np.float32)
+        before = x.data
+        kept = before.copy()
+        assert step().item() == pytest.approx(2 * kept.sum(), rel=1e-6)
+        np.testing.assert_array_equal(x.data, 2 * kept)
+        np.testing.assert_array_equal(before, kept)  # the array that was there is as it was
 
 
 def test_values_of_numpy_scalars_and_named_tuples_are_those_of_the_call():

@@ -759,3 +759,15 @@ def test_devices_are_equal_by_value():
             eo.device("cuda", strict=True)
         with pytest.raises(eo.EveryOCudaError, match="strict"):
             eo.tensor([1.0]).cuda(strict=True)
+
+
+def test_subtracting_from_the_data_keeps_the_array_and_counts_as_a_write():
+    t = eo.tensor([1.0, 2.0], requires_grad=True)
+    array = t.data
+    y = (t * t).sum()
+    t.data -= 1.0
+    assert t.data is array and array.tolist() == [0.0, 1.0]
+    with pytest.raises(EveryOGradientError):
+        y.backward()
+    t.data = array.copy()
+    assert t.data is not array

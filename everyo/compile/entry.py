@@ -326,6 +326,7 @@ class Entry:
                 owner._data = value
                 owner._cell = [0]
                 Epoch.now += 1
+                self.epoch += 1  # this version expects it
             case "item":
                 owner[e.key] = value
             case "attribute":

@@ -103,6 +103,7 @@ class _Writer:
         self.arrays: list[str] = []  # of their arrays
         self.epoch = [entry.epoch]
         self.fixed: list[tuple[Tensor, Any]] = []  # tensors, and arrays whose addresses are written
+        self.rebound = {id(e.owner) for e in entry.traced.effects if e.what == "data"}
         self.indent = 1
 
     def constant(self, value: Any) -> str:
@@ -130,7 +131,7 @@ def launcher(entry: Any, key: Any) -> Launch | None:
     traced = entry.traced
     if traced.views or traced.identical or entry.program.data_at < 0:
         return None
-    if any(e.what in ("data", "attribute") for e in traced.effects) or any(
+    if any(e.what == "attribute" for e in traced.effects) or any(
         s.kind in ("cast", "owner") for s in traced.sources
     ):
         return None
@@ -260,12 +261,10 @@ def _inputs(w: _Writer) -> list[str]:
         name = f"i{i}"
         strides = node.param("strides")
         layout = None if strides is None else tuple(s * node.dtype.itemsize for s in strides)
-        if source.kind in (
-            "data",
-            "array",
-        ):  # rebinding moves the epoch, so the object is fixed here
-            array = source.owner._data if source.kind == "data" else source.owner
-            if source.kind == "data":
+        fixed = source.kind == "data" and id(source.owner) not in w.rebound
+        if fixed or source.kind == "array":  # rebinding moves the epoch, so it is the same object
+            array = source.owner._data if fixed else source.owner
+            if fixed:
                 w.fixed.append((source.owner, array))
             w.constant(array)
             out.append(str(id(array)))
@@ -283,6 +282,8 @@ def _inputs(w: _Writer) -> list[str]:
                 w(f"{name} = {owner}")
             case "item":
                 w(f"{name} = {owner}[{w.constant(source.key)}]")
+            case "data":
+                w(f"{name} = {owner}._data")
             case _:
                 w(f"{name} = {owner}._grad")
         if node.shape == () and node.dtype == np.float64 and source.kind in ("arg", "item"):
@@ -372,6 +373,10 @@ def _results(w: _Writer) -> None:
             raise _NoForm
         return f"{w.constant(p.viewed)}({root})"
 
+    if w.rebound:  # the epoch that this version expects moves along
+        moves = sum(e.what == "data" for e in traced.effects)
+        w(f"Epoch.now += {moves}", f"entry.epoch = {w.constant(w.epoch)}[0] = "
+          f"{w.constant(w.epoch)}[0] + {moves}")  # fmt: skip
     for e in traced.effects:
         owner = w.leaves[e.owner] if isinstance(e.owner, int) else w.constant(e.owner)
         value = w.constant(e.value) if e.wrap == "object" else place(e.value)
@@ -385,6 +390,8 @@ def _results(w: _Writer) -> None:
         match e.what:
             case "grad":
                 w(f"{owner}._grad = {value}")
+            case "data":
+                w(f"{owner}._data = {value}", f"{owner}._cell = [0]")
             case "item":
                 w(f"{owner}[{w.constant(e.key)}] = {value}")
             case _:

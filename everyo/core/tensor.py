@@ -169,7 +169,8 @@ class Tensor:
     @property
     def data(self) -> Any:
         """The live array behind the tensor; writing into it changes the tensor. Assigning an array
-        of the same shape replaces it, cast to the tensor's dtype."""
+        of the same shape replaces it by a copy, cast to the tensor's dtype; after
+        `tensor.data -= x` it is the same array still."""
         trace = MODE.trace if TRACES else None
         return self._data if trace is None else trace.read(self)
 
@@ -183,6 +184,9 @@ class Tensor:
             raise EveryOShapeError(
                 f"data of shape {shape} cannot replace data of shape {self.shape}"
             )
+        if value is (self._data if trace is None else trace.read(self)):
+            self._cell[0] = Clock.written = Clock.tick()
+            return
         if trace is not None:
             trace.rebind(self, value)
         else:
