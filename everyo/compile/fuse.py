@@ -6,12 +6,13 @@ groups is stored, or computed again where it is used if that is cheap.
 """
 
 import heapq
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from everyo.compile import tape
 from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, IRError, Node, require, walk
 from everyo.compile.legalize import Legal, legalize
+from everyo.compile.merge import Groups
 from everyo.compile.space import (
     Space,
     analyse,
@@ -120,54 +121,47 @@ def check(schedule: Schedule) -> None:
         require(not root.size or chain(root)[0] in ready, "never stored:", root)
 
 
-@dataclass(eq=False)
 class _Partition:
-    """Disjoint sets of nodes that grow; `group` and `members` are each other's inverse."""
+    """The groups of the nodes that are computed, as they grow."""
 
-    legal: Legal
-    compute: list[Node] = field(init=False)
-    users: dict[Node, set[Node]] = field(default_factory=dict)
-    edges: list[tuple[Node, Node]] = field(default_factory=list)
-    forced: set[Node] = field(init=False)  # values that must lie in memory
-    writes: set[Node] = field(init=False)
-    checked: set[Node] = field(init=False)  # what the checks need
-
-    def __post_init__(self) -> None:
-        graph = self.legal.graph
-        self.checked = set(walk(c.bad for c in graph.checks))
-        self.forced = {chain(r)[0] for r in graph.roots if r.size}
+    def __init__(self, legal: Legal) -> None:
+        self.legal = legal
+        graph = legal.graph
+        self.checked = set(walk(c.bad for c in graph.checks))  # what the checks need
+        self.forced = {chain(r)[0] for r in graph.roots if r.size}  # what must lie in memory
         self.writes = {chain(v)[0] for _, v in graph.writes}
         order = walk(graph.roots)
         self.compute = [n for n in order if n.size and n.op not in VIEWS and n.op not in LEAVES]
-        self.tapes = tape.partition(self.compute, self.checked, self.legal.layout)
+        self.tapes = tape.partition(self.compute, self.checked)
         self.compute.sort(key=lambda n: n.index)
+        self.users: dict[Node, set[Node]] = {}  # readers, but for those on the value's own tape
+        self.edges: list[tuple[Node, Node]] = []
         for n in self.compute:
             for i, o in enumerate(n.inputs):
                 self._edge(n, o, n.op == "take" and i == 0)
         self.edges.sort(key=lambda e: (-e[0].nbytes, e[0].index, e[1].index))
         first: dict[tuple[int, bool], int] = {}  # tape -> its group
-        self.group = {
+        group = {
             n: first.setdefault(self.tapes[n], i) if n in self.tapes else i
             for i, n in enumerate(self.compute)
         }
-        self.members: dict[int, list[Node]] = {}
-        for n, g in self.group.items():
-            self.members.setdefault(g, []).append(n)
+        self.groups = Groups(group, self.users, () if self.tapes else range(len(self.compute)))
+        self.group, self.members = self.groups.group, self.groups.members
+        if self.tapes:
+            self.groups.settle(self.order())
         self.plain = {g: _plain_shape(self.compute[g]) for g in self.members}
-        # a topological order of the groups
-        line = self.order() if self.tapes else self.members
-        self.position = {g: i for i, g in enumerate(line)}
         self.rejected: set[tuple[int, int, int, int]] = set()
 
     def _edge(self, n: Node, o: Node, table: bool) -> None:
         base, views = chain(o)
         if not fits(base):
             return
-        self.users.setdefault(base, set()).add(n)
         mine, other = self.tapes.get(n), self.tapes.get(base)
+        if mine is not None and mine == other:
+            return
+        self.users.setdefault(base, set()).add(n)
         if mine is not None or other is not None:
-            if mine != other:
-                self.forced.add(base)
+            self.forced.add(base)
             return
         apart = n.op in OPAQUE or base.op in OPAQUE or base.op == "input" or table
         if apart or any(v.op == "slice" for v in views):
@@ -193,14 +187,6 @@ class _Partition:
             for a, b in pairs:
                 changed |= self._join(self.group[a], self.group[b], sibling=True)
 
-    def successors(self, g: int) -> set[int]:
-        users = (u for n in self.members[g] for u in self.users.get(n, ()))
-        return {t for u in users if (t := self.group[u]) != g}
-
-    def predecessors(self, g: int) -> set[int]:
-        bases = (chain(o)[0] for n in self.members[g] for o in n.inputs)
-        return {t for b in bases if b in self.group and (t := self.group[b]) != g}
-
     def _join(self, a: int, b: int, sibling: bool = False) -> bool:
         key = (a, b, len(self.members[a]), len(self.members[b]))
         if a == b or key in self.rejected:
@@ -214,12 +200,8 @@ class _Partition:
         same = self.plain[a] is not None and self.plain[a] == self.plain[b]
         if not same and not self._share_space(a, b, both, sibling):
             return False
-        if not self._contract(a, b):
+        if not self.groups.join(a, b):
             return False
-        for n in self.members[b]:
-            self.group[n] = a
-        self.members[a] = both
-        del self.members[b]
         self.plain[a] = self.plain[a] if same else None
         return True
 
@@ -252,49 +234,14 @@ class _Partition:
             per_row = da <= (outer if s.inner else s.domain - {last_axis(s)})
             kept = any(n in self.forced for n in self.members[a])
             free = len(self.members[a]) <= FREE_OPS and all(map(cheap, self.members[a]))
-            alone = self.successors(a) == {b}
+            alone = self.groups.after[a] == {b}
             if not alone or not (per_row or free) or (kept and not per_row):
                 return False
         return db in (s.domain, da) or db <= outer  # a consumer of fewer points: after its row
 
-    def _contract(self, a: int, b: int) -> bool:
-        """Give the union of a and b (as a) a position; False if it would depend on itself.
-
-        Only groups between the two in the order can lie on a path from one to the other. What
-        follows the first moves behind the union, what precedes the second before it.
-        """
-        position = self.position
-        first, second = sorted((a, b), key=position.__getitem__)
-        after = self._reach(first, self.successors, lambda t: position[t] < position[second])
-        if any(second in self.successors(t) for t in after):
-            return False
-        before = self._reach(second, self.predecessors, lambda t: position[t] > position[first])
-        free = sorted(position[t] for t in (first, second, *after, *before))
-        line = [*sorted(before, key=position.__getitem__), a]
-        position |= dict(zip(line, free, strict=False))
-        last = sorted(after, key=position.__getitem__)
-        position |= dict(zip(last, free[len(free) - len(last) :], strict=True))
-        del position[b]
-        return True
-
-    def _reach(
-        self, g: int, step: Callable[[int], set[int]], within: Callable[[int], bool]
-    ) -> set[int]:
-        seen: set[int] = set()
-        stack = [g]
-        while stack:
-            new = {t for t in step(stack.pop()) if within(t)} - seen
-            seen |= new
-            stack += new
-        return seen
-
     def order(self) -> list[int]:
         """Trace order as far as dependences allow; groups that write state as late as possible."""
-        successors = {g: self.successors(g) for g in self.members}
-        waits = dict.fromkeys(self.members, 0)
-        for targets in successors.values():
-            for t in targets:
-                waits[t] += 1
+        waits = {g: len(sources) for g, sources in self.groups.before.items()}
         key = {
             g: (any(n in self.writes for n in m), max(n.index for n in m))
             for g, m in self.members.items()
@@ -305,7 +252,7 @@ class _Partition:
         while ready:
             *_, g = heapq.heappop(ready)
             out.append(g)
-            for t in successors[g]:
+            for t in self.groups.after[g]:
                 waits[t] -= 1
                 if not waits[t]:
                     heapq.heappush(ready, (*key[t], t))
@@ -333,6 +280,10 @@ def _finish(p: _Partition) -> Iterable[Group]:
     stored = {n for n in p.forced if n.op not in LEAVES}
     nodes = {g: _with_clones(p, list(p.members[g]), g, position, stored) for g in sequence}
     for g in sequence:
+        if p.members[g][0] in p.tapes:  # whatever leaves a tape is stored, whatever is on it needed
+            own = tuple(n for n in p.members[g] if n in stored)
+            yield Group("tape", tuple(p.members[g]), own, None)
+            continue
         inside, needed = set(nodes[g]), set()
         stack = [n for n in p.members[g] if n in stored]
         while stack:
@@ -341,10 +292,7 @@ def _finish(p: _Partition) -> Iterable[Group]:
                 needed.add(n)
                 stack += [b for o in n.inputs if (b := chain(o)[0]) in inside]
         left = sorted(needed, key=lambda n: n.index)
-        if left and left[0] in p.tapes:
-            own = tuple(n for n in left if n in stored)
-            yield Group("tape", tuple(n for n in p.members[g] if n in needed), own, None)
-        elif left and left[0].op in OPAQUE:
+        if left and left[0].op in OPAQUE:
             yield Group(left[0].op, tuple(left), tuple(left), None)
         elif left:
             whole = analyse(left, layout)
@@ -359,6 +307,8 @@ def _with_clones(
     p: _Partition, nodes: list[Node], g: int, position: dict[int, int], stored: set[Node]
 ) -> list[Node]:
     """The nodes of group g and those it computes again; what it reads otherwise is now stored."""
+    if nodes[0] in p.tapes:
+        return nodes
     have = {chain(o)[0] for n in nodes for o in n.inputs}
     crossing = {b for b in have if b in p.group and p.group[b] != g and b not in stored}
     for v in sorted(crossing, key=lambda n: n.index):
@@ -426,7 +376,7 @@ def _worth_it(
     known = (cone.loads | cone.small | cone.promoted) - inside
     if any(n in p.group and position[p.group[n]] >= position[g] for n in known):
         return False
-    if nodes[0].op in OPAQUE or nodes[0] in p.tapes:
+    if nodes[0].op in OPAQUE:
         return False
     before = analyse(nodes, p.legal.layout)
     both = analyse([*nodes, *cone.nodes], p.legal.layout)

@@ -6,7 +6,7 @@ precompiled function walks. Arithmetic is done in place; anything else calls a s
 own, one per operation and dtype, whatever the graph.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,36 +31,28 @@ CAST_UP, CAST_DOWN = len(CODES) + 1, len(CODES) + 2
 _TYPES = {F32: "f32", F64: "f64"}
 
 
-def partition(
-    compute: Iterable[Node], checked: set[Node], layout: Layout
-) -> dict[Node, tuple[int, bool]]:
+def partition(compute: Sequence[Node], checked: set[Node]) -> dict[Node, tuple[int, bool]]:
     """The nodes that go on a tape, with the tape's name.
 
     Scalars of one depth, that is with as many changes between scalars and arrays below them, form a
     tape: no path leads from it through others back into it. What the checks need stays apart, since
     state may only be written after them.
     """
+    fit = {n for n in compute if n.size == 1 and n.op in POINTWISE and n.op != "take"}
+    if len(fit) < LENGTH:
+        return {}
     depth: dict[Node, int] = {}
     tapes: dict[tuple[int, bool], list[Node]] = {}
-    fit: set[Node] = set()
     for n in compute:
-        mine = _fits(n, layout)
+        mine, most = n in fit, 0
+        for o in n.inputs:
+            base = o if o in depth else chain(o)[0]
+            if base in depth:
+                most = max(most, depth[base] + ((base in fit) != mine))
+        depth[n] = most
         if mine:
-            fit.add(n)
-        below = (chain(o)[0] for o in n.inputs)
-        depth[n] = max((depth[b] + ((b in fit) != mine) for b in below if b in depth), default=0)
-        if mine:
-            tapes.setdefault((depth[n], n in checked), []).append(n)
+            tapes.setdefault((most, n in checked), []).append(n)
     return {n: name for name, nodes in tapes.items() if len(nodes) >= LENGTH for n in nodes}
-
-
-def _fits(n: Node, layout: Layout) -> bool:
-    """A pointwise node of one element whose operands can be addressed."""
-    if n.size != 1 or n.op not in POINTWISE or n.op == "take":
-        return False
-    if n.dtype not in KINDS or any(o.dtype not in KINDS for o in n.inputs):
-        return False
-    return all(chain(o)[0].size == 1 or strided(o, layout) is not None for o in n.inputs)
 
 
 def offset_of(o: Node, layout: Layout) -> int:

@@ -228,4 +228,3 @@ def _on_host(key: Any) -> Any:
         else:
             out.append(np.asarray(k) if isinstance(k, list) else k)
     return tuple(out) if isinstance(key, tuple) or len(out) != 1 else out[0]
-

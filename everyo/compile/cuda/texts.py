@@ -160,9 +160,7 @@ st(p2, base + place, mine)
 
 def clamped(count: int, rows: int) -> Text:
     """Indices of p0 brought within [0, rows), to p1."""
-    return each(
-        count, ("i64*", "i64*"), f"st(p1, i, max(i64(0), min(ld(p0, i), i64({rows - 1}))))"
-    )
+    return each(count, ("i64*", "i64*"), f"st(p1, i, max(i64(0), min(ld(p0, i), i64({rows - 1}))))")
 
 
 def scatter(dtype: np.dtype, count: int, width: int) -> Text:
