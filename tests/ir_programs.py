@@ -198,6 +198,17 @@ class Grower(Drawer):
         step = self.draw.choice((2, 3, -2))
         return (start, step, 1 + ((n - 1 - start) // step if step > 0 else start // -step))
 
+    def window_step(self, x: Node) -> Node:
+        axes = [i for i, n in enumerate(x.shape) if n]
+        self.needs(axes)
+        axis = self.draw.choice(axes)
+        size, spacing = self.draw.randint(1, 3), self.draw.randint(1, 2)
+        step = self.draw.randint(1, 3)
+        left = x.shape[axis] - 1 - (size - 1) * spacing
+        self.needs(left >= 0)
+        count = self.draw.randint(1, left // step + 1)
+        return self.make("window", x, axis=axis, count=count, size=size, step=step, spacing=spacing)
+
     def matmul(self, x: Node) -> Node:
         x = self.within(self.as_float(x), 30)
         if x.ndim < 2:
@@ -428,9 +439,10 @@ class Grower(Drawer):
 STEPS = {
     "unary": 8, "binary": 7, "compare": 2, "where": 2, "cast_step": 2,
     "identity": 2, "repeated": 2, "reduce_step": 5,
-    "reshape_step": 2, "transpose_step": 2, "broadcast_step": 2, "slice_step": 2, "matmul": 2,
-    "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 1, "cumsum": 1, "argsort": 1,
-    "iota_step": 1, "random_step": 1, "softmax_step": 2, "layer_norm_step": 1, "pick_step": 1,
+    "reshape_step": 2, "transpose_step": 2, "broadcast_step": 2, "slice_step": 2, "window_step": 2,
+    "matmul": 2, "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 1, "cumsum": 1,
+    "argsort": 1, "iota_step": 1, "random_step": 1, "softmax_step": 2, "layer_norm_step": 1,
+    "pick_step": 1,
     "cross_entropy": 1, "attention": 1, "batch_norm": 1, "gates": 1,
     "symmetric": 1, "dense": 1, "adam_step": 1, "write": 2, "check": 1,
 }  # fmt: skip

@@ -232,7 +232,7 @@ def test_the_checker_catches_a_wrong_schedule():
 def views(draw, b, x):
     """A random chain of views above x."""
     for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(("transpose", "reshape", "slice", "broadcast")))
+        kind = draw(st.sampled_from(("transpose", "reshape", "slice", "window", "broadcast")))
         if kind == "transpose":
             x = b.make("transpose", x, axes=tuple(draw(st.permutations(range(x.ndim)))))
         elif kind == "reshape":
@@ -248,6 +248,13 @@ def views(draw, b, x):
                 most = (n - 1 - start) // step + 1 if step > 0 else start // -step + 1
                 boxes.append((start, step, draw(st.integers(1, most))))
             x = b.slice(x, *boxes)
+        elif kind == "window":
+            axis = draw(st.integers(0, x.ndim - 1))
+            step, spacing = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+            size = draw(st.integers(1, (x.shape[axis] - 1) // spacing + 1))
+            most = (x.shape[axis] - 1 - (size - 1) * spacing) // step + 1
+            count = draw(st.integers(1, most))
+            x = b.make("window", x, axis=axis, count=count, size=size, step=step, spacing=spacing)
         elif x.size < 200:
             x = b.to(x, tuple(3 if n == 1 else n for n in x.shape))
     return x

@@ -287,6 +287,14 @@ class Builder:
     def broadcast_to(self, x: Any, shape: Any) -> Symbol:
         return self._viewed(self.lift(x), ("broadcast", tuple(shape)))
 
+    def windows(
+        self, x: Any, *, axis: int, count: int, size: int, step: int, spacing: int
+    ) -> Symbol:
+        """Two axes instead of one: `count` windows of `size` elements. Only for op records, which
+        never write through it."""
+        where = {"axis": axis, "count": count, "size": size, "step": step, "spacing": spacing}
+        return self.wrap(self.table.make("window", self._own(x).node, **where))
+
     def flip(self, x: Any, axis: Any) -> Symbol:
         s = self.lift(x)
         axes = (

@@ -114,7 +114,7 @@ def views(node: Node) -> str:
     """The views above the base that change the order of elements."""
     names = []
     while node.op in ir.VIEWS:
-        names += {"slice": ["[:]"], "transpose": ["T"]}.get(node.op, [])
+        names += {"slice": ["[:]"], "transpose": ["T"], "window": ["[[:]]"]}.get(node.op, [])
         node = node.inputs[0]
     return " ".join(reversed(names))
 

@@ -10,7 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from everyo.compile import tape
-from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, IRError, Node, require, walk
+from everyo.compile.ir import (
+    LEAVES,
+    OPAQUE,
+    PARTS,
+    REDUCTIONS,
+    VIEWS,
+    Graph,
+    IRError,
+    Node,
+    require,
+    walk,
+)
 from everyo.compile.legalize import Legal, legalize
 from everyo.compile.merge import Groups
 from everyo.compile.space import (
@@ -164,7 +175,7 @@ class _Partition:
             self.forced.add(base)
             return
         apart = n.op in OPAQUE or base.op in OPAQUE or base.op == "input" or table
-        if apart or any(v.op == "slice" for v in views):
+        if apart or any(v.op in PARTS for v in views):
             self.forced.add(base)
         else:
             self.edges.append((base, n))
@@ -344,7 +355,7 @@ def _cone(v: Node, inside: set[Node], stored: set[Node]) -> _Cone | None:
         elif n.size * SMALL <= v.size and n is not v:
             cone.small.add(n)
         elif cheap(n) or (n.op in COSTLY and n.nbytes > AGAIN_BYTES):
-            if any(w.op == "slice" for o in n.inputs for w in chain(o)[1]):
+            if any(w.op in PARTS for o in n.inputs for w in chain(o)[1]):
                 return None
             cone.nodes.add(n)
             stack += [chain(o)[0] for o in n.inputs]

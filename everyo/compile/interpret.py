@@ -14,6 +14,7 @@ import numpy as np
 from everyo.compile import ir, staged
 from everyo.compile.ir import Graph, Node, Shape
 from everyo.compile.widen import computes_halves
+from everyo.core.namespace import NUMPY
 
 Arrays = list[np.ndarray]
 
@@ -74,6 +75,8 @@ def evaluate(node: Node, args: Sequence[np.ndarray], real: Any = None) -> np.nda
             out = np.broadcast_to(args[0], node.shape)
         case "slice":
             out = args[0][box(params["starts"], params["steps"], params["sizes"])]
+        case "window":
+            out = NUMPY.windows(args[0], **params)
         case "sum" | "prod":
             out = getattr(np, node.op)(args[0], axis=params["axes"], dtype=dtype)
         case "max" | "min":

@@ -42,7 +42,8 @@ BINARY = {
     "less_equal": ("bif", "bool"), "greater": ("bif", "bool"), "greater_equal": ("bif", "bool"),
 }  # fmt: skip
 POINTWISE = {*UNARY, *BINARY, "where", "cast", "take"}
-VIEWS = {"reshape", "transpose", "broadcast", "slice"}
+VIEWS = {"reshape", "transpose", "broadcast", "slice", "window"}
+PARTS = {"slice", "window"}  # views that have no meaning within one iteration space
 REDUCTIONS = {"sum": "if", "prod": "if", "max": "bif", "min": "bif"}
 LEAVES = {"input", "const", "iota"}
 OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random"}
@@ -252,6 +253,16 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
                 last = a + (k - 1) * s
                 require(k == 0 or (s and 0 <= a < n and 0 <= last < n), op, inputs, p)
             return p["sizes"], dtypes[0]
+        case (
+            "window"
+        ):  # an axis becomes two: windows, `step` apart, of `size` elements, `spacing` apart
+            arity(1)
+            axis, n, k = p["axis"], p["count"], p["size"]
+            require(0 <= axis < len(shapes[0]) and n > 0 and k > 0, op, inputs, p)
+            require(p["step"] > 0 and p["spacing"] > 0, op, inputs, p)
+            last = (n - 1) * p["step"] + (k - 1) * p["spacing"]
+            require(last < shapes[0][axis], op, inputs, p)
+            return (*shapes[0][:axis], n, k, *shapes[0][axis + 1 :]), dtypes[0]
         case "sum" | "prod" | "max" | "min":  # reduced axes disappear; at least one axis
             arity(1)
             axes = p["axes"]

@@ -139,7 +139,8 @@ def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> G
         inputs = [new[i] for i in n.inputs]
         for k, wanted in enumerate(needs.get(n, ())):
             if wanted and n.op in OPAQUE:
-                inputs[k] = _copied(table, inputs[k])
+                copied = _copied_matrix if n.op == "matmul" else _copied
+                inputs[k] = copied(table, inputs[k])
             elif wanted:
                 inputs[k] = _reachable(table, n.inputs[k], inputs[k], legal)
         new[n] = table.again(n, tuple(inputs))
@@ -148,6 +149,16 @@ def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> G
 
 def _copied(table: Table, n: Node) -> Node:
     return table.make("copy", n)
+
+
+def _copied_matrix(table: Table, n: Node) -> Node:
+    """A copy, below a transpose of rows and columns: that it is read as it is stored, and one copy
+    serves both."""
+    if n.op == "transpose" and n.ndim >= 2:
+        *batch, row, column = n.param("axes")
+        if (*batch, column, row) == tuple(range(n.ndim)):
+            return table.again(n, (_copied(table, n.inputs[0]),))
+    return _copied(table, n)
 
 
 def _reachable(table: Table, old: Node, new: Node, legal: Legal) -> Node:

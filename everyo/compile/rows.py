@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
+from everyo.compile.rules import disjoint
 from everyo.compile.space import (
     Axis,
     Layout,
@@ -443,23 +443,38 @@ def pieces(n: Node) -> Iterator[tuple[Node, list[int], int]]:
     whole = ((0,) * n.ndim, (1,) * n.ndim)
     boxes = [whole, *zip(n.param("starts"), n.param("steps"), strict=True)]
     for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
-        if i or not _covered(n):
-            offset = sum(a * s for a, s in zip(starts, strides, strict=True))
+        offset = sum(a * s for a, s in zip(starts, strides, strict=True))
+        if i:
             yield o, [k * s for k, s in zip(steps, strides, strict=True)], offset
+        else:
+            for begin, sizes in _seen(n):
+                table = ir.Table()
+                part = table.make("slice", o, starts=begin, steps=(1,) * n.ndim, sizes=sizes)
+                at = sum(a * s for a, s in zip(begin, strides, strict=True))
+                yield part, strides, at
 
 
-def _covered(n: Node) -> bool:
-    """Whether the pieces of an assemble leave nothing of its base: disjoint, they fill it."""
-    pieces, starts = n.inputs[1:], n.param("starts")
-    if sum(p.size for p in pieces) != n.size or any(
-        s != 1 for step in n.param("steps") for s in step
-    ):
-        return False
-    boxes = [
-        [(a, a + k) for a, k in zip(start, p.shape, strict=True)]
-        for p, start in zip(pieces, starts, strict=True)
-    ]
-    return not any(
-        all(a < d and c < b for (a, b), (c, d) in zip(x, y, strict=True))
-        for x, y in combinations(boxes, 2)
-    )
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, its sizes
+
+
+def _seen(n: Node) -> Iterator[Box]:
+    """Boxes of the base of an assemble that have all of what its pieces leave of it: nothing if
+    they fill it, what is around a single piece without gaps, else the whole."""
+    places = zip(n.inputs[1:], n.param("starts"), n.param("steps"), strict=True)
+    boxes: list[tuple[tuple[int, ...], ...]] = [(a, step, p.shape) for p, a, step in places]
+    filled = sum(p.size for p in n.inputs[1:]) == n.size
+    if filled and disjoint(boxes):
+        return
+    begin, end = [0] * n.ndim, list(n.shape)
+    if len(boxes) == 1 and all(s == 1 for s in boxes[0][1]):
+        start, _, sizes = boxes[0]
+        for axis in range(n.ndim):  # before and behind it; what is beside it is left to later axes
+            low, high = start[axis], start[axis] + sizes[axis]
+            for a, b in ((0, low), (high, n.shape[axis])):
+                if a < b:
+                    first, last = [*begin], [*end]
+                    first[axis], last[axis] = a, b
+                    yield tuple(first), tuple(q - p for p, q in zip(first, last, strict=True))
+            begin[axis], end[axis] = low, high
+    else:
+        yield tuple(begin), n.shape

@@ -369,9 +369,14 @@ def reductions(node: Node, make: Make) -> Node | None:
 
 
 def pieces(node: Node, make: Make) -> Node | None:
-    """An assembly without the pieces that are empty, and without what a whole piece hides."""
+    """One assembly, not several over each other, without the pieces that are empty and without what
+    a whole piece hides."""
     base, *rest = node.inputs
     starts, steps = node.param("starts"), node.param("steps")
+    if base.op == "assemble":
+        below, *under = base.inputs
+        both = {"starts": (*base.param("starts"), *starts), "steps": (*base.param("steps"), *steps)}
+        return make("assemble", below, *under, *rest, **both)
     kept = [i for i, piece in enumerate(rest) if piece.size]
     for i in kept:
         box = {"starts": starts[i], "steps": steps[i], "sizes": rest[i].shape}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from everyo.compile.ir import LEAVES, REDUCTIONS, VIEWS, Node
+from everyo.compile.ir import LEAVES, PARTS, REDUCTIONS, VIEWS, Node
 
 ONE_ROW = 1 << 15  # a whole-array reduction may count as a row up to this size
 FEW_ROWS = 8  # fewer rows than this are not worth a kernel per row
@@ -158,6 +158,14 @@ def through(dims: Dims, offset: int, view: Node) -> tuple[Dims, int] | None:
             else:
                 return None
         return out, offset
+    if view.op == "window":
+        axis = view.param("axis")
+        stride = single(dims[axis])
+        if stride is None:
+            return None
+        apart = view.param("step") * stride, view.param("spacing") * stride
+        pair = [[(Axis(n), s)] for n, s in zip(view.shape[axis : axis + 2], apart, strict=True)]
+        return [*dims[:axis], *pair, *dims[axis + 1 :]], offset
     pairs = [p for d in dims for p in d]
     out = [[(Axis(s), 0)] for s in view.shape]
     if not unify(axes_of(pairs), [d[0][0] for d in out]):
@@ -283,7 +291,7 @@ def _operand(
         dims, offset = s.dims[base], 0
         consumed.add(base)
         for v in views:
-            pushed = None if v.op == "slice" else through(dims, offset, v)
+            pushed = None if v.op in PARTS else through(dims, offset, v)
             if pushed is None:
                 return None
             dims, offset = pushed

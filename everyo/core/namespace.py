@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from everyo.core.erf import erf
 
@@ -88,6 +89,17 @@ def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
 
 def getitem(x: np.ndarray, key: Any) -> np.ndarray:
     return x[key]
+
+
+def windows(
+    x: np.ndarray, *, axis: int, count: int, size: int, step: int, spacing: int
+) -> np.ndarray:
+    """A read-only view with two axes instead of one: `count` windows, `step` apart, of `size`
+    elements, `spacing` apart."""
+    stride = x.strides[axis]
+    shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    strides = (*x.strides[:axis], stride * step, stride * spacing, *x.strides[axis + 1 :])
+    return as_strided(x, shape, strides, writeable=False)
 
 
 def put(x: np.ndarray, key: Any, value: Any) -> np.ndarray:
@@ -182,6 +194,7 @@ NUMPY = SimpleNamespace(
     min=_reduction(np.minimum), any=_reduction(np.logical_or), all=_reduction(np.logical_and),
     matmul=matmul, reshape=reshape, transpose=transpose, broadcast_to=broadcast_to,
     erf=erf, sigmoid=sigmoid, astype=astype, copy=copy, getitem=getitem, put=put, put_add=put_add,
+    windows=windows,
     pick=pick, spread=spread, random=random, require=require, iota=iota,
     argsort=argsort, merge=_merge, asarray=np.asarray,
 )  # fmt: skip

@@ -1,15 +1,17 @@
 """Convolution and its transpose, over (batch, height, width, channels).
 
 A convolution is one matrix product: every window of the image is a row, the kernel
-(kh, kw, in, out) a matrix. Its three parts (the product, and the gradients of image and kernel)
-serve the transposed convolution as well, with the roles exchanged.
+(kh, kw, in, out) a matrix. Its three parts (the product, and the gradients of image and kernel) are
+an op each, and the gradients of each are the two others.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from everyo.core.autocast import narrowed
+from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.op import Sample, apply, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
@@ -18,9 +20,12 @@ from everyo.ops.windows import (
     Pair,
     Windows,
     columns,
+    interleaved,
     pads_of,
     pair_of,
+    phases,
     put_columns_back,
+    reach,
     windows_of,
 )
 
@@ -29,43 +34,57 @@ from everyo.ops.windows import (
 
 def _product(xp: Any, x: Any, kernel: Any, w: Windows, groups: int) -> Any:
     """Windows times kernel: (N, H, W, C), (kh, kw, C / groups, O) -> (N, H', W', O)."""
+    if xp is TENSORS:
+        return apply(CONV2D, x, kernel, w=w, groups=groups)
     n, out = x.shape[0], kernel.shape[-1]
-    rows = _by_group(xp, columns(xp, x, w), w, groups)
-    y = xp.matmul(rows, _matrix(xp, kernel, groups))
+    y = xp.matmul(columns(xp, x, w, groups), _matrix(xp, kernel, groups))
     return xp.reshape(_joined(xp, y, groups), (n, *w.count(x.shape), out))
 
 
 def _onto_image(
     xp: Any, g: Any, kernel: Any, shape: tuple[int, ...], w: Windows, groups: int
 ) -> Any:
-    """The gradient of the image: (N, H', W', O) and the kernel -> an image of `shape`."""
-    flat = _split(xp, xp.reshape(g, (-1, g.shape[-1])), groups)
-    matrix = _matrix(xp, kernel, groups)
-    axes = (1, 0) if groups == 1 else (0, 2, 1)
-    rows = xp.matmul(flat, xp.transpose(matrix, axes))
-    return put_columns_back(xp, _by_window(xp, rows, w, groups), shape, w)
+    """The gradient of the image: (N, H', W', O) and the kernel -> an image of `shape`.
+
+    NumPy multiplies and adds up by taps. What is compiled is a convolution of the windows that see
+    a cell, with the taps in reverse: one per phase of the stride.
+    """
+    if xp is TENSORS:
+        return apply(CONV_TRANSPOSE2D, g, kernel, w=w, shape=shape, groups=groups)
+    if xp is NUMPY:
+        flat = _split(xp, xp.reshape(g, (-1, g.shape[-1])), groups)
+        matrix = _matrix(xp, kernel, groups)
+        rows = xp.matmul(flat, xp.transpose(matrix, (1, 0) if groups == 1 else (0, 2, 1)))
+        return put_columns_back(xp, _by_window(xp, rows, w, groups), shape, w)
+    n, _, _, channels = shape
+    whole, parts = slice(None), []
+    kernel = xp.copy(kernel)  # what is reshaped below is no view of a parameter that may be written
+    around, (top, left) = reach(xp, g, w, shape)
+    for down, right in itertools.product(*(phases(w, shape, i) for i in (0, 1))):
+        if not down.taps or not right.taps:
+            continue
+        some = xp.getitem(kernel, (down.backwards, right.backwards))
+        key = (slice(top + down.start, top + down.end), slice(left + right.start, left + right.end))
+        seen = Windows((len(down.taps), len(right.taps)), dilation=(down.spacing, right.spacing))
+        rows = columns(xp, xp.getitem(around, (whole, *key)), seen, groups)
+        y = xp.matmul(rows, _turned(xp, some, groups))
+        part = xp.reshape(_joined(xp, y, groups), (n, down.count, right.count, channels))
+        parts.append((down, right, part))
+    return interleaved(xp, parts, shape, w, g)
 
 
 def _onto_kernel(xp: Any, x: Any, g: Any, shape: tuple[int, ...], w: Windows, groups: int) -> Any:
     """The gradient of the kernel, of `shape`, from the image and (N, H', W', O)."""
-    rows = _by_group(xp, columns(xp, x, w), w, groups)
+    if xp is TENSORS:
+        return apply(CONV2D_KERNEL, x, g, w=w, shape=shape, groups=groups)
+    rows = columns(xp, x, w, groups)
     flat = _split(xp, xp.reshape(g, (-1, g.shape[-1])), groups)
-    axes = (1, 0) if groups == 1 else (0, 2, 1)
-    matrix = xp.matmul(xp.transpose(rows, axes), flat)
+    matrix = xp.matmul(xp.transpose(rows, (1, 0) if groups == 1 else (0, 2, 1)), flat)
     return xp.reshape(_joined(xp, matrix, groups), shape)
 
 
-def _by_group(xp: Any, rows: Any, w: Windows, groups: int) -> Any:
-    """Columns (P, taps * C) as they are, or for groups as (groups, P, taps * C / groups)."""
-    if groups == 1:
-        return rows
-    count, size = w.window[0] * w.window[1], rows.shape[0]
-    apart = xp.reshape(rows, (size, count, groups, rows.shape[1] // (count * groups)))
-    return xp.reshape(xp.transpose(apart, (2, 0, 1, 3)), (groups, size, rows.shape[1] // groups))
-
-
 def _by_window(xp: Any, rows: Any, w: Windows, groups: int) -> Any:
-    """The adjoint of `_by_group`."""
+    """Products per group (groups, P, taps * C / groups) as rows of windows (P, taps * C)."""
     if groups == 1:
         return rows
     count, (_, size, width) = w.window[0] * w.window[1], rows.shape
@@ -77,6 +96,17 @@ def _matrix(xp: Any, kernel: Any, groups: int) -> Any:
     """The kernel as a matrix (taps * C / groups, O), or one per group."""
     kh, kw, channels, out = kernel.shape
     return _split(xp, xp.reshape(kernel, (kh * kw * channels, out)), groups)
+
+
+def _turned(xp: Any, kernel: Any, groups: int) -> Any:
+    """The kernel as a matrix (taps * O, C), or per group (taps * O / groups, C / groups)."""
+    kh, kw, channels, out = kernel.shape
+    if groups == 1:
+        return xp.reshape(xp.transpose(kernel, (0, 1, 3, 2)), (kh * kw * out, channels))
+    apart = xp.reshape(kernel, (kh, kw, channels, groups, out // groups))
+    return xp.reshape(
+        xp.transpose(apart, (3, 0, 1, 4, 2)), (groups, kh * kw * out // groups, channels)
+    )
 
 
 def _split(xp: Any, a: Any, groups: int) -> Any:
@@ -150,6 +180,30 @@ def conv_transpose2d_(
 ) -> Any:
     """The adjoint of a convolution by its image: (N, H', W', O) -> an image of `shape`."""
     return _onto_image(xp, x, kernel, shape, w, groups)
+
+
+@op(
+    vjp=(
+        lambda xp, g, y, x, z, w, shape, groups: _onto_image(xp, z, g, tuple(x.shape), w, groups),
+        lambda xp, g, y, x, z, w, shape, groups: _product(xp, x, g, w, groups),
+    ),
+    saves=("b", "a"),
+    kind="convolution",
+    samples=(
+        Sample(
+            ((2, 5, 4, 3), (2, 3, 3, 4)), {"w": Windows((3, 2)), "shape": (3, 2, 3, 4), "groups": 1}
+        ),
+        Sample(
+            ((1, 6, 4, 4), (1, 3, 2, 4)),
+            {"w": Windows((2, 3), (2, 2), ((0, 0), (1, 1))), "shape": (2, 3, 2, 4), "groups": 2},
+        ),
+    ),
+)
+def conv2d_kernel_(
+    xp: Any, x: Any, z: Any, *, w: Windows, shape: tuple[int, ...], groups: int
+) -> Any:
+    """The adjoint of a convolution by its kernel: image and (N, H', W', O) -> one of `shape`."""
+    return _onto_kernel(xp, x, z, shape, w, groups)
 
 
 def conv2d(
@@ -289,4 +343,4 @@ def _with_bias(owner: str, y: Tensor, bias: Any) -> Tensor:
     return y + bias
 
 
-CONV2D, CONV_TRANSPOSE2D = conv2d_.op, conv_transpose2d_.op
+CONV2D, CONV_TRANSPOSE2D, CONV2D_KERNEL = conv2d_.op, conv_transpose2d_.op, conv2d_kernel_.op

@@ -8,21 +8,19 @@ import numpy as np
 from everyo.core.op import Sample, apply, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
-from everyo.ops.windows import Windows, pair_of, put_back, taps, windows_of
+from everyo.ops.windows import Windows, looked_back, pair_of, taps, windows_of
+
+NOWHERE = -1  # the tap of a window that has no maximum, being NaN
 
 
 def _first_of_the_largest(xp, g, y, x, w):
     """The gradient goes to the first tap, in window order, that holds the maximum."""
-    pieces, taken = [], None
-    for seen in taps(xp, x, w, lowest(x)):
-        hit = xp.equal(seen, y)
-        if taken is None:
-            mine, taken = hit, hit
-        else:
-            mine = xp.logical_and(hit, xp.logical_not(taken))
-            taken = xp.logical_or(taken, hit)
-        pieces.append(xp.where(mine, g, 0.0))
-    return put_back(xp, pieces, tuple(x.shape), w)
+    first = None
+    for t, seen in reversed([*enumerate(taps(xp, x, w, lowest(x)))]):
+        first = xp.where(xp.equal(seen, y), t, NOWHERE if first is None else first)
+    return looked_back(
+        xp, [(g, 0.0), (first, NOWHERE)], lambda tap, g, first: xp.where(
+            xp.equal(first, tap), g, 0.0), tuple(x.shape), w)  # fmt: skip
 
 
 def lowest(x: Any) -> float:
@@ -77,8 +75,8 @@ def _share(xp: Any, total: Any, x: Any, w: Windows) -> Any:
 
 
 @op(
-    vjp=lambda xp, g, y, x, w: put_back(
-        xp, [_share(xp, g, x, w)] * (w.window[0] * w.window[1]), tuple(x.shape), w
+    vjp=lambda xp, g, y, x, w: looked_back(
+        xp, [(_share(xp, g, x, w), 0.0)], lambda tap, share: share, tuple(x.shape), w
     ),
     kind="convolution",
     samples=_POOLS,

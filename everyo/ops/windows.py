@@ -1,18 +1,21 @@
 """Sliding windows over the two middle axes of (batch, height, width, channels).
 
 A window of kh x kw taps moves over the padded image. `taps` gives, for each tap in row order, the
-image as that tap sees it, one element per window; `columns` has all of them side by side, ready
-for a matrix product. `put_back` and `put_columns_back` are their adjoints: they add what belongs to
-each tap onto the image. Everything is slices and joins, so every namespace has it; NumPy has a
-quicker way to the same values.
+image as that tap sees it, one element per window; `columns` has every window as a row, ready for a
+matrix product, without moving anything. `put_back` and `put_columns_back` are their adjoints: they
+add what belongs to each tap onto the image. `looked_back` gives the same image cell by cell: cells
+that lie alike in their windows (a `Phase`) see these as windows again, so a compiler needs no
+temporary per tap.
 """
 
-from collections.abc import Sequence
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.exceptions import EveryOShapeError
@@ -65,42 +68,37 @@ class Windows:
 def taps(xp: Any, x: Any, w: Windows, fill: float = 0.0) -> list[Any]:
     """The image as each tap sees it: kh * kw arrays (N, H', W', C). Padding holds `fill`."""
     shape = tuple(x.shape)
-    x = pad_image(xp, x, w, fill)
+    x = padded(xp, x, w.widths, fill)
     return [xp.getitem(x, key) for key in w.keys(shape)]
 
 
-def pad_image(xp: Any, x: Any, w: Windows, fill: float = 0.0) -> Any:
-    """The image with its padding."""
-    shape = tuple(x.shape)
-    outer = w.padded(shape)
-    if outer == shape:
+def padded(xp: Any, x: Any, widths: tuple[Pair, ...], fill: float = 0.0) -> Any:
+    """The array surrounded by `fill`."""
+    if not any(map(any, widths)):
         return x
     if xp is TENSORS:
-        return xp.pad(x, w.widths, fill)
+        return xp.pad(x, widths, fill)
+    outer = tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True))
     if fill == 0:
-        return xp.put_add(outer, inside_of(x, w.widths), x)
-    return xp.put(xp.full(outer, fill, x.dtype), inside_of(x, w.widths), x)
+        return xp.put_add(outer, inside_of(x, widths), x)
+    return xp.put(xp.full(outer, fill, x.dtype), inside_of(x, widths), x)
 
 
-def columns(xp: Any, x: Any, w: Windows) -> Any:
-    """Every window as a row: (N, H, W, C) -> (N * H' * W', kh * kw * C)."""
-    n, _, _, channels = x.shape
-    rows, across = w.count(x.shape)
-    kh, kw = w.window
-    flat = (n * rows * across, kh * kw * channels)
-    if xp is not NUMPY:
-        seen = taps(xp, x, w)
-        return xp.reshape(xp.merge(*seen, axis=3) if len(seen) > 1 else seen[0], flat)
-    x = pad_image(xp, x, w)
-    (sh, sw), (dh, dw) = w.stride, w.dilation
-    batch, down, right, channel = x.strides
-    view = as_strided(
-        x,
-        (n, rows, across, kh, kw, channels),
-        (batch, down * sh, right * sw, down * dh, right * dw, channel),
-        writeable=False,
-    )
-    return view.reshape(flat)
+def columns(xp: Any, x: Any, w: Windows, groups: int = 1) -> Any:
+    """Every window of an image as a row, (N * H' * W', kh * kw * C), or for groups of channels
+    (groups, N * H' * W', kh * kw * C / groups). A view wherever views have such strides."""
+    counts = w.count(x.shape)
+    x = padded(xp, x, w.widths)
+    for axis, i in ((1, 0), (3, 1)):
+        x = xp.windows(
+            x, axis=axis, count=counts[i], size=w.window[i], step=w.stride[i], spacing=w.dilation[i]
+        )
+    n, rows, kh, across, kw, channels = x.shape
+    points, cells = n * rows * across, kh * kw * channels
+    if groups == 1:
+        return xp.reshape(xp.transpose(x, (0, 1, 3, 2, 4, 5)), (points, cells))
+    x = xp.reshape(x, (n, rows, kh, across, kw, groups, channels // groups))
+    return xp.reshape(xp.transpose(x, (5, 0, 1, 3, 2, 4, 6)), (groups, points, cells // groups))
 
 
 def put_back(xp: Any, pieces: Sequence[Any], shape: tuple[int, ...], w: Windows) -> Any:
@@ -111,16 +109,13 @@ def put_back(xp: Any, pieces: Sequence[Any], shape: tuple[int, ...], w: Windows)
         for key, piece in zip(keys, pieces, strict=True):
             total[key] += piece
     else:
-        placed = [xp.put_add(outer, key, p) for key, p in zip(keys, pieces, strict=True)]
-        total = placed[0]
-        for image in placed[1:]:
-            total = xp.add(total, image)
+        total = functools.reduce(
+            xp.add, [xp.put_add(outer, key, p) for key, p in zip(keys, pieces, strict=True)]
+        )
     if outer == shape:
         return total
-    _, (top, _), (left, _), _ = w.widths
-    whole = slice(None)
-    inside = (whole, slice(top, top + shape[1]), slice(left, left + shape[2]), whole)
-    return xp.getitem(total, inside)
+    inside = [slice(b, b + n) for n, (b, _) in zip(shape, w.widths, strict=True)]
+    return xp.getitem(total, tuple(inside))
 
 
 def put_columns_back(xp: Any, rows: Any, shape: tuple[int, ...], w: Windows) -> Any:
@@ -133,6 +128,133 @@ def put_columns_back(xp: Any, rows: Any, shape: tuple[int, ...], w: Windows) -> 
         for k in range(w.window[0] * w.window[1])
     ]
     return put_back(xp, pieces, shape, w)
+
+
+# ---------------------------------------------------------------------------------- looking back
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Cells of one axis that lie alike in the windows over it: `count` from `first` on, a stride
+    apart. The q-th of them is tap `taps[t]` of window `start + q + t * spacing`."""
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+    start: int
+    spacing: int
+
+    @property
+    def end(self) -> int:
+        """Behind the last window that sees one of the cells."""
+        return self.start + self.count + max(len(self.taps) - 1, 0) * self.spacing
+
+    @property
+    def backwards(self) -> slice:
+        """The taps as an index."""
+        step = self.taps[1] - self.taps[0] if len(self.taps) > 1 else -1
+        stop = self.taps[-1] + step
+        return slice(self.taps[0], stop if stop >= 0 else None, step)
+
+
+def phases(w: Windows, shape: Sequence[int], i: int) -> list[Phase]:
+    """The phases of axis i (0: height, 1: width) of an image: as many as the stride, or fewer."""
+    size, k, s, d = shape[1 + i], w.window[i], w.stride[i], w.dilation[i]
+    before = w.pads[i][0]
+    found = []
+    for p in range(s):
+        q = -((p - before) // s)
+        first = q * s + p - before
+        if first < size:
+            taps = tuple(t for t in reversed(range(k)) if t * d % s == p)
+            start = q - (taps[0] * d - p) // s if taps else q
+            found.append(Phase(first, -((first - size) // s), taps, start, d // math.gcd(s, d)))
+    return found
+
+
+def reach(xp: Any, g: Any, w: Windows, shape: Sequence[int], fill: float = 0.0) -> tuple[Any, Pair]:
+    """What there is per window (N, H', W', ...), surrounded by `fill` so that every phase finds all
+    it looks at; and where the first window is now."""
+    seen = [[p for p in phases(w, shape, i) if p.taps] for i in (0, 1)]
+    pads = [
+        (max([0, *(-p.start for p in axis)]), max([0, *(p.end - n for p in axis)]))
+        for axis, n in zip(seen, g.shape[1:3], strict=True)
+    ]
+    return padded(xp, g, ((0, 0), *pads, (0, 0)), fill), (pads[0][0], pads[1][0])
+
+
+def interleaved(
+    xp: Any,
+    parts: Sequence[tuple[Phase, Phase, Any]],
+    shape: tuple[int, ...],
+    w: Windows,
+    like: Any,
+) -> Any:
+    """The image of which each part has the cells of its two phases; elsewhere it is zero."""
+    whole = slice(None)
+    if len(parts) == 1 and tuple(parts[0][2].shape) == shape:
+        return parts[0][2]
+    image = xp.zeros(shape, like.dtype)
+    for down, right, part in parts:
+        row, column = (
+            slice(p.first, p.first + (p.count - 1) * s + 1, s)
+            for p, s in zip((down, right), w.stride, strict=True)
+        )
+        image = xp.put(image, (whole, row, column, whole), part)
+    return image
+
+
+def looked_back(
+    xp: Any,
+    given: Sequence[tuple[Any, float]],
+    piece: Callable[..., Any],
+    shape: tuple[int, ...],
+    w: Windows,
+) -> Any:
+    """The image whose cells are sums of piece(tap, *values) over the taps that see them.
+
+    `given` are arrays (N, H', W', C) of values per window, each with one that stands for no window.
+    Where windows do not overlap, the image is one map over all its cells; elsewhere it is one sum
+    per phase. `put_back` adds the same up by taps.
+    """
+    if xp in (NUMPY, TENSORS):
+        values = [a for a, _ in given]
+        pieces = [piece(t, *values) for t in range(w.window[0] * w.window[1])]
+        return put_back(xp, pieces, shape, w)
+    if w.stride == w.window and w.dilation == (1, 1):
+        return _tiled(xp, [a for a, _ in given], piece, shape, w)
+    arrays = [reach(xp, a, w, shape, fill) for a, fill in given]
+    rows, columns = (phases(w, shape, i) for i in (0, 1))
+    whole, (top, left) = slice(None), arrays[0][1]
+    parts = []
+    for down, right in itertools.product(rows, columns):
+        total = None
+        for (a, i), (b, j) in itertools.product(enumerate(down.taps), enumerate(right.taps)):
+            y = top + down.start + a * down.spacing
+            x = left + right.start + b * right.spacing
+            key = (whole, slice(y, y + down.count), slice(x, x + right.count), whole)
+            mine = piece(i * w.window[1] + j, *(xp.getitem(v, key) for v, _ in arrays))
+            total = mine if total is None else xp.add(total, mine)
+        if total is not None:
+            parts.append((down, right, total))
+    return interleaved(xp, parts, shape, w, given[0][0])
+
+
+def _tiled(
+    xp: Any, arrays: Sequence[Any], piece: Callable[..., Any], shape: tuple[int, ...], w: Windows
+) -> Any:
+    """`looked_back` for windows side by side: every cell belongs to at most one."""
+    (kh, kw), (n, rows, across, channels) = w.window, arrays[0].shape
+    grid = (1, 1, kh, 1, kw, 1)
+    tap = xp.add(xp.multiply(xp.iota(grid, 2), kw), xp.iota(grid, 4))
+    values = [xp.reshape(a, (n, rows, 1, across, 1, channels)) for a in arrays]
+    image = xp.broadcast_to(piece(tap, *values), (n, rows, kh, across, kw, channels))
+    image = xp.reshape(image, (n, rows * kh, across * kw, channels))
+    (top, _), (left, _) = w.pads
+    whole = slice(None)
+    image = xp.getitem(image, (whole, slice(top, top + shape[1]), slice(left, left + shape[2])))
+    missing = [(0, have - n) for have, n in zip(shape, image.shape, strict=True)]
+    return padded(xp, image, tuple(missing))
 
 
 # ---------------------------------------------------------------------------------- arguments

@@ -250,6 +250,15 @@ class Emitter:
             return args[0]
         return self("Slice", args[0], *map(self.integers, (starts, ends, axes, steps)))
 
+    def _window(self, v: Value, args: list[str]) -> str:
+        """A gather by a matrix of positions, which takes the place of the axis."""
+        given = {name: v.params[name] for name in ("axis", "count", "size", "step", "spacing")}
+        if any(not s.fixed for s in given.values()):
+            raise EveryOSerializationError("windows whose number depends on the batch")
+        axis, count, size, step, spacing = (s.more for s in given.values())
+        places = np.arange(count)[:, None] * step + np.arange(size) * spacing
+        return self("Gather", args[0], self.constant(places, np.int64), axis=axis)
+
     def _reduction(self, v: Value, args: list[str]) -> str:
         kind, dtype = REDUCE[v.node.op], v.node.dtype
         axes = [a.more for a in v.params["axes"]]
