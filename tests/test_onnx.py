@@ -70,6 +70,10 @@ FEED_FORWARD = {
             nn.MaxPool2D(2), nn.Conv2D(3, 2, (2, 1), bias=False), nn.Flatten(),
         ), (3, 9, 8, 2),
     ),
+    "sequences": (
+        lambda: (nn.Conv1D(3, 4, 3, padding="same"), nn.GELU(), nn.Conv1D(4, 2, 2, stride=2)),
+        (2, 9, 3),
+    ),
     "average same": (lambda: (nn.AvgPool2D(3, stride=2, padding="same"),), (2, 5, 6, 2)),
     "average": (lambda: (nn.AvgPool2D((2, 3)),), (2, 5, 6, 2)),
     "maximum same": (lambda: (nn.MaxPool2D(3, stride=1, padding="same"),), (2, 4, 5, 1)),
@@ -101,6 +105,15 @@ def test_feed_forward_models_run_for_any_batch(name, tmp_path):
     model = trained(nn.Sequential(*layers()), shape)
     path = eo.export_onnx(model, tmp_path / "deep" / "model", input_shape=(None, *shape[1:]))
     assert path.name == "model.onnx"
+    assert input_sizes(path) == ["batch", *shape[1:]]
+    check(model, path, floats(*shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "sequences", "norms"])
+def test_the_shape_of_a_sample_will_do(name, tmp_path):
+    layers, shape = FEED_FORWARD[name]
+    model = nn.Sequential(*layers()).eval()
+    path = eo.export_onnx(model, tmp_path / "m", input_shape=shape[1:])
     assert input_sizes(path) == ["batch", *shape[1:]]
     check(model, path, floats(*shape), rtol=1e-5)
 
@@ -406,6 +419,14 @@ def test_a_step_of_a_recurrent_layer_has_its_gates():
     assert {"softmax", "matmul", "add"} <= set(
         eo.trace_operations(nn.TransformerEncoder(4, 2), floats(1, 3, 4))
     )
+
+
+def test_traced_operations_have_the_names_of_the_functions():
+    model = Apply(lambda x: eo.clip(eo.concatenate([x, -x]), -1, 1).abs().sum() - x[0].mean())
+    names = eo.trace_operations(model, floats(2, 4))
+    expected = ["negative", "concatenate", "clip", "abs", "sum", "slice", "mean", "subtract"]
+    assert names == expected
+    assert set(names) <= set(eo.TRACEABLE_OPERATIONS)
 
 
 def test_the_packages_are_found():

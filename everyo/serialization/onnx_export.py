@@ -15,14 +15,14 @@ from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOSerializationError
 from everyo.nn.module import Module
 from everyo.serialization.container import PathLike
-from everyo.serialization.onnx_graph import model_graphs
+from everyo.serialization.onnx_graph import ModelGraph, model_graphs
 from everyo.serialization.onnx_trace import check_mode, write_onnx
 
 __all__ = ["export_onnx", "onnx_available", "run_onnx"]
 
 LAYERS: tuple[type[Module], ...] = (
-    nn.Sequential, nn.Linear, nn.Conv2D, nn.ConvTranspose2D, nn.MaxPool2D, nn.AvgPool2D,
-    nn.Flatten, nn.Dropout, nn.BatchNorm1D, nn.BatchNorm2D, nn.LayerNorm, nn.ReLU, nn.LeakyReLU,
+    nn.Sequential, nn.Linear, nn.Conv1D, nn.Conv2D, nn.ConvTranspose2D, nn.MaxPool2D,
+    nn.AvgPool2D, nn.Flatten, nn.Dropout, nn.BatchNorm1D, nn.BatchNorm2D, nn.LayerNorm, nn.ReLU, nn.LeakyReLU,
     nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Tanh, nn.Softmax,
     nn.LogSoftmax,
 )  # fmt: skip
@@ -40,7 +40,8 @@ def export_onnx(
 ) -> Path:
     """Write a feed-forward model to an ONNX file with a symbolic batch; the path.
 
-    `input_shape` has the batch first: `(1, 8, 8, 1)`, or `None` there. Raises
+    `input_shape` has the batch first: `(1, 8, 8, 1)`, or `None` there; where the model does not
+    take that, it is the shape of one sample. Raises
     `EveryOSerializationError` for a model in training mode, layers that are not feed-forward, batch
     normalisation without running statistics, and other opsets than 13 to 21.
     """
@@ -56,8 +57,13 @@ def export_onnx(
                 f"{type(module).__name__} ({name or 'the model'}) has track_running_stats=False: "
                 "it normalises by the batch, which a graph for single samples cannot"
             )
-    example = Tensor._wrap(np.zeros((2, *input_shape[1:]), np.float32))
-    graph = next(model_graphs(model, example))
+    try:
+        graph = _graph(model, input_shape[1:])
+    except EveryOSerializationError as error:
+        try:
+            graph = _graph(model, input_shape)
+        except (EveryOSerializationError, TypeError):
+            raise error from None
     if not graph.dynamic:
         raise EveryOSerializationError(
             f"{type(model).__name__}: the output for a batch is not one row per sample; use "
@@ -65,6 +71,10 @@ def export_onnx(
         )
     names = input_name, output_name
     return write_onnx([graph], path, opset=opset, names=names, model_name=model_name)
+
+
+def _graph(model: Module, sample_shape: tuple[int, ...]) -> ModelGraph:
+    return next(model_graphs(model, Tensor._wrap(np.zeros((2, *sample_shape), np.float32))))
 
 
 def onnx_available() -> bool:

@@ -25,7 +25,8 @@ __all__ = [
     "trace_operations",
 ]  # fmt: skip
 
-TRACEABLE_OPERATIONS: tuple[str, ...] = tuple(sorted(OPS))
+CALLED = {"merge": "concatenate", "clip_between": "clip"}  # record -> the function users call
+TRACEABLE_OPERATIONS: tuple[str, ...] = tuple(sorted(CALLED.get(name, name) for name in OPS))
 MINIMUM_OPSET, MAXIMUM_OPSET = 13, 21
 IR_VERSION = 9
 
@@ -82,7 +83,7 @@ class _Recorder:
         self.names: list[str] = []
 
     def forward(self, op: Any, operands: Sequence[Any], out: Any) -> None:
-        self.names.append(op.name)
+        self.names.append(CALLED.get(op.name, op.name))
         if self.before is not None:
             self.before.forward(op, operands, out)
 
