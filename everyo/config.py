@@ -16,6 +16,8 @@ from everyo.exceptions import EveryOConfigurationError
 
 __all__ = ["Config", "DeviceConfig", "ModelConfig", "TrainingConfig", "load_config"]
 
+LIMIT = 1 << 20  # bytes of a configuration file
+
 
 class _Rule(NamedTuple):
     holds: Callable[[Any], bool]
@@ -63,7 +65,7 @@ class _Section:
             raise EveryOConfigurationError(_unknown(f"field in {type(self).__name__}", name, self))
         if not rule.holds(value):
             raise EveryOConfigurationError(
-                f"{type(self).__name__}.{name} must be {rule.wording}; got {value!r}"
+                f"{type(self).__name__}.{name} must be {rule.wording}; got {_shown(value)}"
             )
         super().__setattr__(name, value)
 
@@ -130,7 +132,7 @@ class Config:
             given = getattr(self, name)
             if not isinstance(given, section):
                 raise EveryOConfigurationError(
-                    f"Config.{name} must be a {section.__name__}; got {given!r}. "
+                    f"Config.{name} must be a {section.__name__}; got {_shown(given)}. "
                     f"Config.from_dict takes plain dicts"
                 )
 
@@ -168,6 +170,10 @@ def read_settings(path: str | PathLike[str]) -> Any:
         )
     if not file.exists():
         raise FileNotFoundError(f"configuration file {str(file)!r} does not exist")
+    if not file.is_file() or file.stat().st_size > LIMIT:
+        raise EveryOConfigurationError(
+            f"{str(file)!r} is no configuration file: a folder, a device, or over {LIMIT} bytes"
+        )
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -177,9 +183,18 @@ def read_settings(path: str | PathLike[str]) -> Any:
 
 def _parse_json(text: str, file: Path) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
         raise EveryOConfigurationError(f"Invalid JSON in {str(file)!r}: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; a name that occurs twice is a mistake that would go unseen."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r:.80} occurs twice")
+    return found
 
 
 def _parse_yaml(text: str, file: Path) -> Any:
@@ -191,7 +206,7 @@ def _parse_yaml(text: str, file: Path) -> Any:
         ) from None
     try:
         return yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except Exception as error:  # constructors of dates and numbers raise what they like
         raise EveryOConfigurationError(f"Invalid YAML in {str(file)!r}: {error}") from None
 
 
@@ -204,4 +219,11 @@ def _check_mapping(what: str, values: Any) -> None:
 
 def _unknown(what: str, name: Any, owner: Any) -> str:
     known = ", ".join(f.name for f in fields(owner))
-    return f"Unknown {what}: {name!r}; known are {known}"
+    return f"Unknown {what}: {name!r:.80}; known are {known}"
+
+
+def _shown(value: Any) -> str:
+    """A value for an error; containers may be endless, or huge in few bytes of YAML."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return f"{value!r:.80}"
+    return f"a {type(value).__name__}"

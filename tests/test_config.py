@@ -137,6 +137,10 @@ def test_a_misspelt_assignment_is_refused():
         ("run.json", "{", "Invalid JSON"),
         ("run.json", '{"training": {"epochs": -1}}', "epochs"),
         ("run.json", "[]", "mapping"),
+        ("run.json", "[" * 100_000, "Invalid JSON"),
+        ("run.json", '{"training": {"epochs": ' + "9" * 5000 + "}}", "Invalid JSON"),
+        ("run.json", '{"training": {"epochs": 1, "epochs": 2}}', "'epochs' occurs twice"),
+        ("run.json", " " * (1 << 20) + "{}", "no configuration file"),
     ],
 )
 def test_bad_files_are_refused(name, text, match, tmp_path):
@@ -146,13 +150,38 @@ def test_bad_files_are_refused(name, text, match, tmp_path):
         load_config(path)
 
 
-@pytest.mark.parametrize(("text", "match"), [("a: [", "Invalid YAML"), ("- 1", "mapping")])
+def doubled(times):
+    """YAML of a few lines that stands for a list of 9 ** times texts."""
+    lines = ["- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(times))]
+    return "training:\n  epochs:\n" + "".join(f"  {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a: [", "Invalid YAML"),
+        ("- 1", "mapping"),
+        ("- " * 3000 + "a", "Invalid YAML"),
+        ("training: {epochs: 2001-99-99}", "Invalid YAML"),
+        ("training: {epochs: !!int many}", "Invalid YAML"),
+        ("a: !!timestamp x", "Invalid YAML"),
+        ("!!python/object/apply:os.getpid []", "Invalid YAML"),
+        ("training: &a {epochs: *a}", "epochs must be .*; got a dict"),
+        (doubled(12), "epochs must be .*; got a list"),
+    ],
+)
 def test_bad_yaml_is_refused(text, match, tmp_path):
     pytest.importorskip("yaml", reason="PyYAML is not installed")
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(EveryOConfigurationError, match=match):
         load_config(path)
+
+
+def test_a_folder_is_no_configuration(tmp_path):
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(EveryOConfigurationError, match="no configuration file"):
+        load_config(tmp_path / "run.json")
 
 
 def test_an_empty_yaml_file_is_the_defaults(tmp_path):

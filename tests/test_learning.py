@@ -66,9 +66,7 @@ def test_a_line_fits_a_line():
     features, targets = make_regression(n_samples=300, n_features=3, noise=0.1, seed=0)
     data = eo.train_test_split(features, targets, seed=0)
     model = eo.Sequential(eo.Linear(3, 1, seed=0))
-    r2, _ = learned(
-        model, data, epochs=40, lr=0.05, loss=eo.MSELoss(), metric="r2", compile=False
-    )
+    r2, _ = learned(model, data, epochs=40, lr=0.05, loss=eo.MSELoss(), metric="r2", compile=False)
     assert r2 > 0.95
 
 

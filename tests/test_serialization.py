@@ -192,6 +192,13 @@ def test_values_in_fortran_order_and_in_other_dtypes_come_back(tmp_path):
     assert same_state(model, again)
 
 
+def endless():
+    """A list that contains itself."""
+    found = []
+    found.append(found)
+    return found
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -202,7 +209,14 @@ def test_values_in_fortran_order_and_in_other_dtypes_come_back(tmp_path):
         (lambda m, p: eo.load(p / "model.evo", model="a model"), "everyo Module"),
         (lambda m, p: eo.save(m, p / "x", metadata={"a": object()}), "JSON-serialisable"),
         (lambda m, p: eo.save(m, p / "model.evo" / "x"), "cannot be written"),
-        (lambda m, p: eo.load(p), "not a valid"),
+        (lambda m, p: eo.load(p), "not a valid.*folder"),
+        (lambda m, p: eo.load(p / ("x" * 5000)), "not a valid"),
+        (lambda m, p: save_checkpoint(p / "x", metadata=endless()), "in itself"),
+        pytest.param(
+            lambda m, p: eo.load("/dev/zero"),
+            "not a valid.*no regular file",
+            marks=pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero"),
+        ),
     ],
 )
 def test_mistakes_are_named(call, message, tmp_path):
@@ -240,6 +254,8 @@ HOSTILE_MANIFESTS = {
     "config is a list": (lambda m: m["architecture"].update(config=[]), "config"),
     "class is a path": (
         lambda m: m["architecture"].update(class_name="os.system"), "Unknown module type"),
+    "class of a million letters": (
+        lambda m: m["architecture"].update(class_name="A" * 10**6), "Unknown module type.{,600}$"),
     "inner class unknown": (
         lambda m: m["architecture"]["config"]["layers"][1].update(class_name="eval"),
         "Unknown module type"),
@@ -303,6 +319,30 @@ def test_deep_nesting_is_an_error_and_no_crash(depth, tmp_path):
     members[MANIFEST_NAME] = json.dumps(manifest).replace('"HERE"', nested).encode()
     with pytest.raises(EveryOSerializationError, match="RecursionError"):
         eo.load(io.BytesIO(zipped(members)))
+
+
+def test_a_model_of_many_layers_is_built_in_proportion(tmp_path):
+    steps = {}
+    for n in (100, 400):
+        path = eo.save(eo.Sequential(*(eo.ReLU() for _ in range(n))), tmp_path / "deep")
+        calls = 0
+
+        def count(frame, event, argument):
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            eo.load(path)
+        finally:
+            sys.setprofile(None)
+        steps[n] = calls
+    assert steps[400] < 5 * steps[100]
+
+
+def test_bools_are_zero_or_one_whatever_the_bytes(tmp_path):
+    (tmp_path / "w.npz").write_bytes(zipped({"a.npy": headed("(3,)", "'|b1'") + b"\x00\x01\x07"}))
+    assert load_weights(tmp_path / "w.npz")["a"].view(np.uint8).tolist() == [0, 1, 1]
 
 
 class Trap:

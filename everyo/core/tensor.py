@@ -537,9 +537,7 @@ def from_dlpack(source: Any) -> Tensor:
 
 
 TENSORS.as_tensor = as_tensor
-TENSORS.ones = lambda shape, dtype: Tensor._wrap(
-    autograd.namespace(MODE.where).ones(shape, dtype)
-)
+TENSORS.ones = lambda shape, dtype: Tensor._wrap(autograd.namespace(MODE.where).ones(shape, dtype))
 TENSORS.zeros = lambda shape, dtype: Tensor._wrap(
     autograd.namespace(MODE.where).zeros(shape, dtype)
 )

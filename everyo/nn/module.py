@@ -39,7 +39,7 @@ def get_module_class(name: str) -> type["Module"]:
         return MODULE_REGISTRY[name]
     except (KeyError, TypeError):
         raise EveryOSerializationError(
-            f"Unknown module type {name!r}; known are {', '.join(sorted(MODULE_REGISTRY))}. "
+            f"Unknown module type {name!r:.80}; known are {', '.join(sorted(MODULE_REGISTRY))}. "
             "Register your own class with @register_module, or load into an instance with model="
         ) from None
 

@@ -18,8 +18,8 @@ class Sequential(Module):
 
     def __init__(self, *layers: Module) -> None:
         super().__init__()
-        for layer in layers:
-            self.append(layer)
+        for position, layer in enumerate(layers):
+            setattr(self, str(position), _checked(layer))
 
     def append(self, layer: Module) -> "Sequential":
         """Add a layer at the end. Returns the container."""

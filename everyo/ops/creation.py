@@ -28,9 +28,7 @@ def _make(array: Any, device: Any, requires_grad: bool = False) -> Tensor:
     if trace is None:
         out = Tensor._wrap(moved(array, place))
     else:
-        out = Tensor._wrap(
-            trace.new(array, array.dtype) if type(array) is np.ndarray else array
-        )
+        out = Tensor._wrap(trace.new(array, array.dtype) if type(array) is np.ndarray else array)
     if requires_grad:
         out.requires_grad = True
     return out

@@ -49,13 +49,17 @@ def save_checkpoint(
     """
     arrays: dict[str, np.ndarray] = {}
     states = {name: _captured(part) for name, part in parts.items()}
-    tree = {
+    tree: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "everyo_version": __version__,
-        "parts": _encoded(states, arrays, "parts"),
-        "random": _encoded(DEFAULT.get_state(), arrays, "random"),
-        "metadata": _encoded(metadata, arrays, "metadata"),
     }
+    for name, value in (
+        ("parts", states), ("random", DEFAULT.get_state()), ("metadata", metadata)
+    ):  # fmt: skip
+        try:
+            tree[name] = _encoded(value, arrays, name)
+        except RecursionError:
+            raise EveryOSerializationError(f"{name}: nested too deep, or in itself") from None
     members = {TREE_NAME: json_bytes(tree, "a state"), ARRAYS_NAME: array_bytes(arrays)}
     return write_file(path, SUFFIX, overwrite, zip_bytes(members))
 

@@ -111,11 +111,20 @@ def opened(source: PathLike | BinaryIO, what: str) -> Iterator[Container]:
         with reading("the file", what):
             yield Container(source, "the file")
         return
-    path = Path(source)
-    if not path.exists():
-        raise EveryOSerializationError(f"{path} not found")
+    path = existing(source, what)
     with reading(str(path), what), path.open("rb") as stream:
         yield Container(stream, str(path))
+
+
+def existing(source: PathLike, what: str) -> Path:
+    """The path of a regular file: a device such as /dev/zero has no end."""
+    path = Path(source)
+    with reading(str(path), what):
+        if not path.exists():
+            raise EveryOSerializationError(f"{path} not found")
+        if not path.is_file():
+            raise ValueError("it is a folder" if path.is_dir() else "it is no regular file")
+    return path
 
 
 def _size(stream: BinaryIO) -> int:
@@ -139,8 +148,16 @@ def _array(data: bytes, name: str) -> np.ndarray:
     body = memoryview(data)[source.tell() :]
     if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != len(body):
         raise ValueError(f"{name!r} has {len(body)} bytes for the shape {shape} of {dtype}")
-    flat = np.frombuffer(body, dtype).astype(dtype.newbyteorder("="))  # a copy that can be written
+    flat = own_copy(np.frombuffer(body, dtype))
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def own_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that can be written, in the byte order of this machine. A bool that is neither 0 nor 1
+    in the file, which NumPy takes for granted nowhere to exist, is true."""
+    if array.dtype == bool:
+        return array.view(np.uint8) != 0
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def check_dtype(dtype: np.dtype, name: str) -> None:

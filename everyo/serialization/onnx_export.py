@@ -22,9 +22,9 @@ __all__ = ["export_onnx", "onnx_available", "run_onnx"]
 
 LAYERS: tuple[type[Module], ...] = (
     nn.Sequential, nn.Linear, nn.Conv1D, nn.Conv2D, nn.ConvTranspose2D, nn.MaxPool2D,
-    nn.AvgPool2D, nn.Flatten, nn.Dropout, nn.BatchNorm1D, nn.BatchNorm2D, nn.LayerNorm, nn.ReLU, nn.LeakyReLU,
-    nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Tanh, nn.Softmax,
-    nn.LogSoftmax,
+    nn.AvgPool2D, nn.Flatten, nn.Dropout, nn.BatchNorm1D, nn.BatchNorm2D, nn.LayerNorm,
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LogSigmoid, nn.Softplus,
+    nn.Tanh, nn.Softmax, nn.LogSoftmax,
 )  # fmt: skip
 
 

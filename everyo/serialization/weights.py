@@ -18,7 +18,9 @@ from everyo.serialization.container import (
     PathLike,
     array_bytes,
     check_dtype,
+    existing,
     opened,
+    own_copy,
     reading,
     write_file,
 )
@@ -79,13 +81,12 @@ def _read_npz(path: PathLike) -> dict[str, np.ndarray]:
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     library = _safetensors()
-    if not path.exists():
-        raise EveryOSerializationError(f"{path} not found")
+    existing(path, "safetensors file")
     with reading(str(path), "safetensors file"):
         arrays = library.load(path.read_bytes())
         for name, array in arrays.items():
             check_dtype(array.dtype, name)
-        return {name: np.array(array) for name, array in arrays.items()}
+        return {name: own_copy(array) for name, array in arrays.items()}
 
 
 def _safetensors() -> Any:

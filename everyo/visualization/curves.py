@@ -38,9 +38,7 @@ def plot_accuracy(
     """The accuracy in training and validation; the figure."""
     columns = _columns(history)
     keys = _accuracies(columns) or ["accuracy", "val_accuracy"]
-    return plot_metric(
-        columns, keys, title=title, save_path=save_path, show=show, figsize=figsize
-    )
+    return plot_metric(columns, keys, title=title, save_path=save_path, show=show, figsize=figsize)
 
 
 def plot_metric(
