@@ -337,7 +337,7 @@ class CompiledFunction:
                 return entry, arrays
             self._traces += 1
             found = guarding.collect(self._function, entry.objects)
-            second = trace_call(self._name, self._caller(rebuild), dynamic)
+            second = trace_call(self._name, self._caller(rebuild), dynamic, entry.table)
             if second.attributes:
                 _put_back(second)
                 _, name, _, line = second.attributes[0]
@@ -350,10 +350,10 @@ class CompiledFunction:
             if difference is None:
                 found.settle_after(entry.guards, second.arrays)
                 entry.guards = found
-                entry.verified = True
+                entry.verified, entry.table = True, None
                 return entry, arrays
             self._traces += 1
-            third = trace_call(self._name, self._caller(rebuild), dynamic)
+            third = trace_call(self._name, self._caller(rebuild), dynamic, entry.table)
             if differences(second, third) is not None:
                 _put_back(third)
                 raise EveryOTraceError(
@@ -362,7 +362,7 @@ class CompiledFunction:
                     "in a tensor"
                 )
             fresh = self._compile(dynamic, rebuild)
-            fresh.verified = True
+            fresh.verified, fresh.table = True, None
             others = [e for e in self._entries.get(key, []) if e is not entry]
             self._entries[key] = [fresh, *others]
         new = fresh.arrays(dynamic)

@@ -8,14 +8,14 @@ broadcasting, axes. The nodes it makes are the few primitives of `everyo.compile
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.ir import BOOL, F64, I64, Node
-from everyo.compile.symbol import Step, Storage, Symbol
+from everyo.compile.symbol import Step, Symbol, holding, symbol
 from everyo.core.device_array import DeviceArray
 from everyo.exceptions import EveryOTraceError
 
@@ -35,6 +35,9 @@ _ON_BOOL = {
 }
 
 
+_PYTHON = {int: I64, float: F64, bool: BOOL}  # the dtypes of Python's numbers
+
+
 @functools.cache
 def loop_dtypes(name: str, kinds: tuple[Any, ...]) -> tuple[np.dtype, ...]:
     """The operand dtypes and the result dtype of NumPy's loop for these operands; Python's own
@@ -49,6 +52,8 @@ class Builder:
     def __init__(self, trace: Any) -> None:
         self.trace = trace
         self.table: ir.Table = trace.table
+        self.lines: dict[Node, str] = trace.lines
+        self.numbers: dict[tuple[Any, ...], Node] = {}  # see `_number`
 
     # ------------------------------------------------------------------ lifting and wrapping
 
@@ -59,14 +64,14 @@ class Builder:
                 x.leaked("an op")
             return x
         if type(x) in (int, float, bool):
-            dtype = {int: I64, float: F64, bool: BOOL}[type(x)]
-            return Symbol(self.trace, Storage(self.table.const(x, dtype)), (), True)
+            return holding(self.trace, self.table.const(x, _PYTHON[type(x)]), True)
         return self.trace.array(x if type(x) is DeviceArray else np.asarray(x))
 
     def wrap(self, node: Node, weak: bool = False) -> Symbol:
         """A symbol over new memory that holds `node`."""
-        self.trace.note(node)
-        return Symbol(self.trace, Storage(node), (), weak)
+        if node not in self.lines:
+            self.lines[node] = self.trace.line()
+        return holding(self.trace, node, weak)
 
     def _wide(self, s: Symbol) -> Symbol:
         """A narrow integer array as the int64 one that it is in the graph."""
@@ -112,14 +117,35 @@ class Builder:
             )
         return node if node.shape == shape else self.table.make("broadcast", node, shape=shape)
 
-    def _pointwise(self, name: str, *args: Any) -> Symbol:
-        if all([type(a) is Symbol and not a.weak and a.storage.narrow is None for a in args]):
-            nodes = [a.node for a in args]
-            first = nodes[0]
-            if first.dtype.kind == "f" and all(
-                [n.dtype == first.dtype and n.shape == first.shape for n in nodes]
+    def _recorder(self, name: str) -> Callable[..., Symbol]:
+        """The function `name` of the namespace: short for arrays of one shape and floating dtype."""
+        trace, make, wrap, pointwise = self.trace, self.table.make, self.wrap, self._pointwise
+
+        def unary(a: Any) -> Symbol:
+            if type(a) is Symbol and not a.weak and a.trace is trace and a.dtype.kind == "f":
+                return wrap(make(name, a.node if a.path else a.storage.node))
+            return pointwise(name, a)
+
+        def binary(a: Any, b: Any) -> Symbol:
+            if (
+                type(a) is type(b) is Symbol
+                and not (a.weak or b.weak)
+                and a.trace is b.trace is trace
+                and a.dtype is b.dtype
+                and a.shape == b.shape
+                and a.dtype.kind == "f"
             ):
-                return self.wrap(self.table.make(name, *nodes))
+                m = a.node if a.path else a.storage.node
+                n = b.node if b.path else b.storage.node
+                return wrap(make(name, m, n))
+            return pointwise(name, a, b)
+
+        return unary if name in ir.UNARY else binary
+
+    def _pointwise(self, name: str, *args: Any) -> Symbol:
+        nodes = self._alike(args)
+        if nodes is not None:
+            return self.wrap(self.table.make(name, *nodes))
         symbols = [self.lift(a) for a in args]
         if name in _COMPARISONS:
             symbols = [self._wide(s) for s in symbols]
@@ -146,6 +172,32 @@ class Builder:
             )
         return self.wrap(self.table.make(name, *nodes), weak and out != BOOL)
 
+    def _alike(self, args: tuple[Any, ...]) -> list[Node] | None:
+        """The operands as nodes if nothing is to be decided: arrays of one shape and one floating
+        dtype, and Python numbers, which take that dtype."""
+        trace, first = self.trace, None
+        for a in args:
+            if type(a) is Symbol and not a.weak and a.trace is trace:
+                if first is None:
+                    first, shape, dtype = a, a.shape, a.dtype
+                    if dtype.kind != "f":
+                        return None
+                elif a.dtype is not dtype or a.shape != shape:
+                    return None
+            elif type(a) is not float and type(a) is not int:
+                return None
+        if first is None:
+            return None
+        return [a.node if type(a) is Symbol else self._number(a, dtype, shape) for a in args]
+
+    def _number(self, x: float, dtype: np.dtype, shape: tuple[int, ...]) -> Node:
+        """A Python number in a floating dtype, everywhere in an array."""
+        key = (type(x), x or repr(x), dtype, shape)  # 0, 0.0 and -0.0 are equal
+        node = self.numbers.get(key)
+        if node is None:
+            node = self.numbers[key] = self.spread_to(self.table.const(x, dtype), shape)
+        return node
+
     def _on_integers(self, name: str, node: Node, shape: tuple[int, ...]) -> Symbol:
         """Predicates and rounding of whole numbers, which NumPy answers without computing."""
         if name in ("isnan", "isinf", "isfinite"):
@@ -159,7 +211,7 @@ class Builder:
 
     def __getattr__(self, name: str) -> Any:
         if name in ir.UNARY or name in ir.BINARY:
-            function = functools.partial(self._pointwise, name)
+            function = self._recorder(name)
             setattr(self, name, function)
             return function
         raise AttributeError(f"the namespace of a trace has no {name!r}")
@@ -264,7 +316,7 @@ class Builder:
         raise AssertionError(name)
 
     def _viewed(self, s: Symbol, step: Step) -> Symbol:
-        out = Symbol(self.trace, s.storage, (*s.path, step), False)
+        out = symbol(self.trace, s.storage, (*s.path, step))
         moved = any(k in ("transpose", "slice", "broadcast") for k, _ in s.path)
         if step[0] == "reshape" and moved and _without_ones(step[1]) != _without_ones(s.shape):
             s.storage.uncertain = True

@@ -32,12 +32,15 @@ Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic lea
 _MUTABLE = (np.ndarray, set, bytearray)
 
 
-def trace_call(name: str, call: Call, leaves: Sequence[Any]) -> Traced:
-    """Trace the user's function once. Library state is as before when this returns or raises."""
+def trace_call(
+    name: str, call: Call, leaves: Sequence[Any], table: ir.Table | None = None
+) -> Traced:
+    """Trace the user's function once. Library state is as before when this returns or raises.
+    With the `table` of an earlier trace, what is computed again is the very same node."""
     placeholders = [_outside(leaf) for leaf in leaves]
     merged: frozenset[int] = frozenset()
     while True:
-        trace = Trace(name, placeholders, merged)
+        trace = Trace(name, placeholders, merged, table)
         try:
             return _traced(trace, call, placeholders)
         except Overlap as overlap:
@@ -173,8 +176,9 @@ class Entry:
         options: Any,
     ) -> None:
         self.name, self.call, self.guards = name, call, guards
+        self.table = traced.table if options.check else None  # until the second trace
         self.traced = traced = replace(
-            traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves)
+            traced, leaves=tuple(_unshared(leaf, guards) for leaf in traced.leaves), table=None
         )
         self.objects = objects  # keeps the ids of static arguments valid
         self.cache = options.cache
@@ -524,14 +528,11 @@ def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
 
 
 def differences(first: Traced, second: Traced) -> str | None:
-    """What two traces of one function in one state differ in, or None; arrays that were equal are
-    constants."""
-    a, b = (str(replace(t.graph, lines={})).splitlines() for t in (first, second))
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return f"{_described(first.graph, i - 1)}, then {_described(second.graph, i - 1)}"
-    if len(a) != len(b):
-        return f"first trace {len(a)} operations, second trace {len(b)}"
+    """What two traces of one function in one state differ in, or None. The second was made with the
+    table of the first, so that equal values are one node; arrays that were equal are constants."""
+    g, h = first.graph, second.graph
+    if (g.inputs, g.roots, g.writes, g.checks) != (h.inputs, h.roots, h.writes, h.checks):
+        return _changed(g, h)
     for s, t, node in zip(first.sources, second.sources, first.graph.inputs, strict=True):
         where = first.graph.lines.get(node, "")
         if s.name != t.name:
@@ -554,6 +555,15 @@ def differences(first: Traced, second: Traced) -> str | None:
                 "the second"
             )
     return None
+
+
+def _changed(first: ir.Graph, second: ir.Graph) -> str:
+    """Where two graphs differ: line by line, since what follows a new node is new too."""
+    a, b = (str(replace(g, lines={})).splitlines() for g in (first, second))
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return f"{_described(first, i - 1)}, then {_described(second, i - 1)}"
+    return f"first trace {len(a)} operations, second trace {len(b)}"
 
 
 def _described(graph: ir.Graph, i: int) -> str:

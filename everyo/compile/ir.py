@@ -50,9 +50,9 @@ OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random"}
 OPS = {*POINTWISE, *VIEWS, *REDUCTIONS, *LEAVES, *OPAQUE, "exchange"}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Node:
-    """One value. `index` is its place in the order of tracing."""
+    """One value, never changed once it is made. `index` is its place in the order of tracing."""
 
     op: str
     inputs: tuple["Node", ...]
@@ -130,16 +130,22 @@ class Table:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.nodes: dict[tuple, Node] = {}
+        self.lines: dict[Node, str] = {}  # node -> "file:line" of the user's code
         self.inputs: list[Node] = []
+
+    def renewed(self) -> "Table":
+        """The table for another trace of the same function: what is made again is the very node."""
+        table = Table()
+        table.nodes, table.lines = self.nodes, self.lines
+        return table
 
     def make(self, op: str, *inputs: Node, **params: Any) -> Node:
         """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
-        items = tuple(sorted(params.items())) if params else ()
-        key = (
-            op,
-            inputs,
-            tuple([(k, type(v), repr(v)) for k, v in items]),
-        )  # 1, True and 1.0 differ
+        items = text = ()
+        if params:
+            items = tuple(sorted(params.items()))
+            text = tuple([(k, type(v), repr(v)) for k, v in items])  # 1, True and 1.0 differ
+        key = (op, inputs, text)
         node = self.nodes.get(key)
         if node is None:
             shape, dtype = infer(op, inputs, params)

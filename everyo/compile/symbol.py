@@ -6,7 +6,6 @@ so that in-place writes are seen by every array on the same memory, exactly as i
 """
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,37 +21,34 @@ Step = tuple[str, Any]  # a view op and its parameter
 
 
 class Storage:
-    """Memory of the traced function. `node` is what it holds now; `source` is set for inputs."""
+    """Memory of the traced function. `node` is what it holds now."""
 
-    __slots__ = ("narrow", "node", "source", "uncertain", "version", "written")
-
-    def __init__(self, node: Node, source: Any = None, narrow: np.dtype | None = None) -> None:
-        self.node = node
-        self.source = source
-        self.narrow = narrow  # the dtype it really has: an integer that the graph holds as int64
-        self.version = 0
-        self.written = False
-        self.uncertain = False  # a reshape exists that may or may not share this memory
+    source: Any = None  # of an input
+    narrow: np.dtype | None = None  # the dtype it really has: an integer, in the graph an int64
+    version = 0
+    written = False
+    uncertain = False  # a reshape exists that may or may not share this memory
+    node: Node
 
 
 class Symbol:
     """An ndarray whose values do not exist yet. Arithmetic, NumPy functions, indexing and in-place
     writes are recorded; asking for values raises `EveryOTraceError`."""
 
-    __slots__ = ("__weakref__", "_node", "_version", "path", "storage", "trace", "weak")
+    __slots__ = (
+        "__weakref__", "_node", "_version", "dtype", "life", "path", "shape", "storage", "trace",
+        "weak",
+    )  # fmt: skip
     __array_priority__ = 2000
-
-    def __init__(
-        self, trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False
-    ) -> None:
-        self.trace = trace
-        self.storage = storage
-        self.path = path
-        self.weak = weak  # behaves like a Python number in promotion
-        self._node: Node | None = None
-        self._version = -1
-        self._alive("an op")
-        trace.born.append((weakref.ref(self), trace.place()))
+    _node: Node | None  # of a view, and the version of its storage that it shows
+    _version: int
+    dtype: np.dtype
+    life: list[Any]  # whose references the trace counts at its end
+    path: tuple[Step, ...]
+    shape: tuple[int, ...]
+    storage: Storage
+    trace: Any
+    weak: bool  # behaves like a Python number in promotion
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -64,7 +60,7 @@ class Symbol:
         """The node of this array's present contents."""
         if not self.path:
             return self.storage.node
-        if self._version != self.storage.version or self._node is None:
+        if self._node is None or self._version != self.storage.version:
             node = self.storage.node
             for step in self.path:
                 node = self.trace.xp.view(node, step)
@@ -72,20 +68,12 @@ class Symbol:
         return self._node
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.node.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.storage.narrow or self.node.dtype
-
-    @property
     def ndim(self) -> int:
-        return len(self.node.shape)
+        return len(self.shape)
 
     @property
     def size(self) -> int:
-        return math.prod(self.node.shape)
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -218,6 +206,33 @@ class Symbol:
 
     def __repr__(self) -> str:
         return f"<traced array {self.dtype}{list(self.shape)}>"
+
+
+_NEW = object.__new__
+
+
+def holding(trace: Any, node: Node, weak: bool = False) -> Symbol:
+    """An array over new memory that holds `node`."""
+    storage = _NEW(Storage)  # without __init__ here and below, which would double the cost
+    storage.node = node
+    return symbol(trace, storage, (), weak)
+
+
+def symbol(trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False) -> Symbol:
+    """An array on a storage, or a view of it."""
+    out: Symbol = _NEW(Symbol)
+    out.trace = trace
+    if MODE.trace is not trace:
+        out.leaked("an op")
+    out.life = trace.life
+    out.storage = storage
+    out.path = path
+    out.weak = weak
+    out._node = None
+    node = out.node if path else storage.node
+    out.shape = node.shape
+    out.dtype = storage.narrow or node.dtype
+    return out
 
 
 def _wrapped(x: Any) -> Any:

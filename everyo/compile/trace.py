@@ -7,13 +7,14 @@ kept aside, so that nothing has changed if tracing fails. `finish` turns all of 
 the graph, where its inputs come from, and what to do with its outputs.
 """
 
+import functools
 import gc
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from sys import getrefcount
 from threading import RLock
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.builder import Builder
-from everyo.compile.symbol import Step, Storage, Symbol
+from everyo.compile.symbol import Step, Storage, Symbol, symbol
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device_array import DeviceArray
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
@@ -209,18 +210,28 @@ class Traced:
     arrays: frozenset[int] = frozenset()  # ids of the arrays that are inputs themselves
     parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
     results: tuple[int, ...] = field(default=())  # the leaves that require gradients
+    table: ir.Table | None = None  # of the graph, for the next trace
 
 
 class Trace:
     """The recorder of one run of one function."""
 
     def __init__(
-        self, name: str, leaves: Sequence[Any] = (), merged: frozenset[int] = frozenset()
+        self,
+        name: str,
+        leaves: Sequence[Any] = (),
+        merged: frozenset[int] = frozenset(),
+        first: ir.Table | None = None,
     ) -> None:
         self.name = name
+        self.life: list[
+            Any
+        ] = []  # every symbol refers to it: whoever outlives the trace is counted
+        self.unused = getrefcount(self.life)
         self.merged = merged  # ids of owners whose views are read through them
         self.views: list[tuple[Source, int, Any]] = []
-        self.table = ir.Table()
+        self.table = ir.Table() if first is None else first.renewed()
+        self.lines = self.table.lines
         self.xp = Builder(self)
         self.sources: list[Source] = []
         self._storages: list[Storage] = []
@@ -239,8 +250,6 @@ class Trace:
         self.frozen: dict[int, tuple[np.ndarray, bytes]] = {}
         self.own: set[int] = set()
         self.checks: list[ir.Check] = []
-        self.lines: dict[ir.Node, tuple[str, int]] = {}
-        self.born: list[tuple[weakref.ref, tuple[str, int]]] = []
         self.arguments = {id(leaf): i for i, leaf in enumerate(leaves)}
         self.kept += leaves
 
@@ -268,8 +277,10 @@ class Trace:
         node = self.table.input(array.shape, array.dtype, strides)
         self.sources.append(source)
         self.note(node)
-        self._storages.append(Storage(node, source, narrow))
-        return Symbol(self, self._storages[-1], (), weak)
+        storage = Storage()
+        storage.node, storage.source, storage.narrow = node, source, narrow
+        self._storages.append(storage)
+        return symbol(self, storage, (), weak)
 
     def _captured(self, array: Any, source: Source) -> Symbol:
         """The symbol of an array that was there before the trace; the same array, the same
@@ -309,7 +320,7 @@ class Trace:
         whole = self.symbols[id(owner)][1]
         at = next(i for i, storage in enumerate(self._storages) if storage is whole.storage)
         self.views.append((source, at, geometry(array, owner)))
-        return Symbol(self, whole.storage, path)
+        return symbol(self, whole.storage, path)
 
     def _look_for_overlap(self, array: np.ndarray, others: Sequence[Symbol]) -> None:
         """Two different inputs on the same memory are fine until one of them is written."""
@@ -572,10 +583,6 @@ class Trace:
 
     def line(self) -> str:
         """The user's file and line that is being traced."""
-        return _named(self.place())
-
-    def place(self) -> tuple[str, int]:
-        """`line`, not yet as text."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
@@ -583,14 +590,14 @@ class Trace:
             if own is None:
                 own = _OWN[name] = name.startswith(PACKAGE)
             if not own:
-                return name, frame.f_lineno
+                return _named(name, frame.f_lineno)
             frame = frame.f_back
-        return "unknown", 0
+        return "unknown"
 
     def note(self, node: ir.Node) -> None:
         """Remember where a node was made."""
         if node not in self.lines:
-            self.lines[node] = self.place()
+            self.lines[node] = self.line()
 
     def survivor(self) -> str | None:
         """Where a traced array was made that somebody still holds after the trace, or None."""
@@ -606,11 +613,12 @@ class Trace:
             self.flags,
         ):
             table.clear()
-        alive = [place for ref, place in self.born if ref() is not None]
-        if alive:
+        if getrefcount(self.life) > self.unused:
             gc.collect()  # a cycle of the user's own is no leak
-            alive = [place for ref, place in self.born if ref() is not None]
-        return _named(alive[-1]) if alive else None
+        if getrefcount(self.life) == self.unused:
+            return None
+        alive = [s for s in gc.get_referrers(self.life) if type(s) is Symbol]
+        return self.lines.get(max((s.node for s in alive), key=lambda n: n.index), "unknown")
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -670,14 +678,13 @@ class Trace:
             for node, storage in zip(self.table.inputs, self._storages, strict=True)
             if storage.written and storage.node is not node
         )  # fmt: skip
-        lines = {n: _named(place) for n, place in self.lines.items()}
         graph = ir.Graph(
             self.name,
             tuple(self.table.inputs),
             tuple(nodes),
             writes,
             tuple(dict.fromkeys(self.checks)),
-            lines,
+            self.lines,
         )
         return Traced(
             graph, tuple(self.sources), leaves, structure, tuple(effects),
@@ -691,6 +698,7 @@ class Trace:
             arrays=frozenset(id(s.owner) for s in self.sources if s.kind == "array"),
             results=tuple(i for i, leaf in enumerate(leaves)
                           if leaf.what == "tensor" and not leaf.is_leaf),
+            table=self.table,
         )  # fmt: skip
 
     def _owner(self, tensor: Tensor) -> Any:
@@ -736,8 +744,9 @@ _MISSING = object()
 _OWN: dict[str, bool] = {}  # file name -> whether it belongs to the library
 
 
-def _named(place: tuple[str, int]) -> str:
-    return f"{place[0]}:{place[1]}" if place[1] else place[0]
+@functools.cache
+def _named(file: str, line: int) -> str:
+    return f"{file}:{line}"
 
 
 def put_back(owner: Any, name: str, previous: Any) -> None:
