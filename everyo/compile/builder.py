@@ -118,7 +118,7 @@ class Builder:
         return node if node.shape == shape else self.table.make("broadcast", node, shape=shape)
 
     def _recorder(self, name: str) -> Callable[..., Symbol]:
-        """The function `name` of the namespace: short for arrays of one shape and floating dtype."""
+        """The function `name`: short for arrays of one shape and one floating dtype."""
         trace, make, wrap, pointwise = self.trace, self.table.make, self.wrap, self._pointwise
 
         def unary(a: Any) -> Symbol:

@@ -141,7 +141,8 @@ class Table:
 
     def make(self, op: str, *inputs: Node, **params: Any) -> Node:
         """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
-        items = text = ()
+        items: tuple[tuple[str, Any], ...] = ()
+        text: tuple[Any, ...] = ()
         if params:
             items = tuple(sorted(params.items()))
             text = tuple([(k, type(v), repr(v)) for k, v in items])  # 1, True and 1.0 differ

@@ -289,15 +289,15 @@ class Trace:
         if found is None:
             owner = owner_of(array)
             if id(owner) in self.merged and owner is not array:
-                symbol = self._through_owner(array, owner, source)
+                made = self._through_owner(array, owner, source)
             else:
                 self._look_for_overlap(
                     array, [s for _, s in self.symbols.values() if s.storage.written]
                 )
-                symbol = self._input(array, source)
+                made = self._input(array, source)
                 if id(owner) in self.merged:
                     self.views.append((source, len(self.sources) - 1, geometry(array, owner)))
-            found = self.symbols[id(array)] = (array, symbol)
+            found = self.symbols[id(array)] = (array, made)
             self.first[id(array)] = source
         elif self.first[id(array)].name != source.name:
             self.identical[(self.first[id(array)].name, source.name)] = (
@@ -325,10 +325,10 @@ class Trace:
     def _look_for_overlap(self, array: np.ndarray, others: Sequence[Symbol]) -> None:
         """Two different inputs on the same memory are fine until one of them is written."""
         storages = {id(s.storage) for s in others}
-        for other, symbol in self.symbols.values():
+        for other, seen in self.symbols.values():
             if (
                 other is not array
-                and id(symbol.storage) in storages
+                and id(seen.storage) in storages
                 and np.may_share_memory(array, other)
             ):
                 raise Overlap({id(owner_of(array)), id(owner_of(other))})
@@ -428,8 +428,8 @@ class Trace:
         storage.written = True
 
     def _refuse_written(self, target: Symbol) -> None:
-        for array, symbol in list(self.symbols.values()):
-            if symbol.storage is target.storage:
+        for array, seen in list(self.symbols.values()):
+            if seen.storage is target.storage:
                 if not array.flags.writeable:
                     raise ValueError("assignment destination is read-only")
                 apart = [s for _, s in self.symbols.values() if s.storage is not target.storage]
