@@ -7,6 +7,7 @@ state, buffers and random state must agree after every call. A failure prints th
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from traced import interpreted
 
 import everyo as eo
+from everyo.compile.entry import differences, trace_call
 
 ROWS, COLUMNS = 3, 4  # every value is a matrix of this shape, or with axes of size 1
 Stack = list[Any]
@@ -225,6 +227,27 @@ def test_the_optimised_trace_of_a_random_program_equals_eager(instructions):
 @given(st.lists(instruction, min_size=1, max_size=8))
 def test_a_random_program_compiled_equals_eager(instructions):
     same_everywhere(instructions, eo.compile)
+
+
+@settings(max_examples=60, **RELAXED)
+@given(programs, programs)
+def test_a_second_trace_is_the_first_node_by_node_and_nothing_else_is(instructions, others):
+    machine = Machine()
+    leaves = [eo.tensor(np.ones((ROWS, COLUMNS))), eo.tensor(np.ones((1, COLUMNS)))]
+
+    def trace(instructions: list[tuple], table: Any = None) -> Any:
+        function = program(instructions)(machine)
+        return trace_call("f", lambda values: function(*values), leaves, table)
+
+    with np.errstate(all="ignore"):
+        first = trace(instructions)
+        made = len(first.table.nodes)
+        assert differences(first, trace(instructions, first.table)) is None
+        assert len(first.table.nodes) == made
+        other = trace(others, first.table)
+    texts = [str(replace(t.graph, lines={})) for t in (first, other)]
+    alike = texts[0] == texts[1] and len(first.effects) == len(other.effects)
+    assert (differences(first, other) is None) == alike
 
 
 @pytest.mark.slow
