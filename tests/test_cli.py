@@ -134,7 +134,11 @@ def test_the_log_level_comes_before_the_command(quiet_log, capsys):
 
 @pytest.mark.parametrize(
     ("body", "arguments", "code"),
-    [("assert True", ["test", "test_sample.py"], 0), ("assert False", ["test"], 1)],
+    [
+        ("assert True", ["test", "test_sample.py"], 0),
+        ("assert False", ["test"], 1),
+        ("assert True", ["test", "nowhere.py"], 2),
+    ],
 )
 def test_test_runs_pytest_and_returns_its_verdict(body, arguments, code, tmp_path, monkeypatch):
     (tmp_path / "test_sample.py").write_text(f"def test_sample():\n    {body}\n")

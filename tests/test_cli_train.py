@@ -188,6 +188,59 @@ def test_another_delimiter_is_remembered(tmp_path, capsys):
     assert len(lines) == ROWS
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_a_delimiter_is_found(delimiter, tmp_path, capsys):
+    table = flowers(tmp_path / "t.csv", delimiter=delimiter)
+    assert trained(capsys, table)["features"] == ["colour", "size"]
+    _, lines = predicted(capsys, "t.evo", table)
+    _, others = predicted(capsys, "t.evo", flowers(tmp_path / "comma.csv"))
+    assert lines == others
+
+
+def test_a_comma_that_divides_cells_is_the_delimiter(tmp_path, capsys):
+    header = ["a;b;c", "kind"]
+    table = write(tmp_path / "t.csv", header, [[i, "xy"[i % 2]] for i in range(20)])
+    assert trained(capsys, table)["features"] == ["a;b;c"]
+
+
+def test_between_semicolons_a_comma_is_a_decimal_point(tmp_path, capsys):
+    report = trained(capsys, prices(tmp_path / "p.csv"))
+    text = (tmp_path / "p.csv").read_text()
+    (tmp_path / "q.csv").write_text(text.replace(",", ";").replace(".", ","))
+    other = trained(capsys, "q.csv")
+    assert other["mean_absolute_error"] == report["mean_absolute_error"]
+    assert predicted(capsys, "q.evo", "q.csv") == predicted(capsys, "p.evo", "p.csv")
+
+
+def test_names_that_look_like_data_are_noticed(tmp_path, capsys):
+    assert main(["train", prices(tmp_path / "p.csv", header=False), *QUICK]) == 0
+    assert "--no-header" in capsys.readouterr().err
+    assert main(["train", prices(tmp_path / "q.csv"), *QUICK]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_columns_without_a_name_are_known_by_place(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", ["", "kind"], [[i, "xy"[i % 2]] for i in range(20)])
+    assert trained(capsys, table)["features"] == ["0"]
+
+
+@pytest.mark.parametrize("cell", ["1e149", "-1e149"])
+def test_numbers_far_outside_the_table_have_a_prediction(cell, tmp_path, capsys):
+    trained(capsys, prices(tmp_path / "p.csv"))
+    new = write(tmp_path / "n.csv", ["a", "b"], [[cell, 0]])
+    _, ((value,),) = predicted(capsys, "p.evo", new)
+    assert np.isfinite(float(value))
+
+
+def test_the_unit_of_a_column_does_not_matter(tmp_path, capsys):
+    reports = []
+    for k, unit in enumerate((1.0, 2.0**-60, 2.0**300)):
+        rows = [[repr(i * unit), (i % 10) ** 2] for i in range(ROWS)]
+        table = write(tmp_path / f"t{k}.csv", ["a", "y"], rows)
+        reports.append(trained(capsys, table, "--task", "regression"))
+    assert len({report["r2"] for report in reports}) == 1
+
+
 def test_probabilities_of_all_classes_add_up(tmp_path, capsys):
     table = flowers(tmp_path / "t.csv")
     trained(capsys, table)
@@ -224,7 +277,13 @@ BAD_TABLES = {
     "one class": (b"a,label\n" + b"1,x\n2,x\n" * 20, "nothing to tell apart"),
     "no features": (b"a,label\n" + b"1,x\n1,y\n" * 20, "no column is left"),
     "infinite": (b"a,label\n" + b"1,x\ninf,y\n" * 20, "line 3, column 'a': 'inf'"),
-}
+    "too large": (b"a,label\n" + b"1,x\n2e200,y\n" * 20, "'2e200' is too large a number"),
+    "nul": (b"a,label\n" + b"1,x\n2\0,y\n" * 20, "not a text table"),
+    "utf-16": ("a,label\n1,x\n2,y\n".encode("utf-16"), "not a text table"),
+    "names as classes": (
+        "".join(f"{i},row {i}\n" for i in range(20)).encode(), "classes must come up more than once"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_TABLES)
@@ -252,6 +311,7 @@ def test_a_bad_table_is_one_line_and_code_2(name, tmp_path, capsys):
         (["--config", "list.json"], "must be a mapping"),
         (["--config", "sizes.json"], "output_size 3, but"),
         (["--task", "regression"], "'rose' is not a finite number"),
+        (["--learning-rate", "1e30", "--epochs", "3"], "the training diverged"),
     ],
 )
 def test_a_bad_setting_is_one_line_and_code_2(flags, words, tmp_path, capsys):

@@ -6,6 +6,7 @@ metadata of the `.evo` file, so that `everyo predict` treats new rows in exactly
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from everyo.data.preprocessing import StandardScaler, one_hot_encode
-from everyo.data.tables import Row, number_in, read_rows
+from everyo.data.tables import Row, find_delimiter, number_in, read_rows
 from everyo.exceptions import EveryOSerializationError, EveryOShapeError
 
 __all__ = ["Column", "Plan", "Table", "Target", "learn_plan"]
@@ -23,12 +24,15 @@ __all__ = ["Column", "Plan", "Table", "Target", "learn_plan"]
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 MOST_CATEGORIES = 50  # a text column with more distinct values is a name, not a category
 MOST_CLASSES = 20  # whole numbers with more distinct values are a quantity, not a class
+LARGEST = 1e150  # in size; the squares of such numbers can still be added up
+FAR = 1e6  # spreads from the mean; what is farther off counts as that far
+COMMA_FOR_POINT = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 KIND = "everyo train"  # marks the metadata as ours
 
 
 @dataclass(frozen=True)
 class Table:
-    """A text table: names of the columns (numbers from 0 where there is no header) and rows."""
+    """A text table: names of the columns (numbers from 0 where it has none) and rows."""
 
     path: str
     names: tuple[str, ...]
@@ -38,12 +42,20 @@ class Table:
     def read(
         cls, path: str | PathLike[str], *, delimiter: str = ",", header: bool = True
     ) -> "Table":
-        """The table in a file; `EveryOShapeError` if it is empty or its lines differ in length."""
+        """The table in a file; `EveryOShapeError` if it is empty or its lines differ in length.
+
+        Where the first line lacks the delimiter, it is looked for. Between semicolons, `0,5` is a
+        number.
+        """
+        delimiter = find_delimiter(path, delimiter)
         rows = read_rows(path, delimiter)
+        if delimiter == ";":
+            rows = [Row(line, [_with_point(cell) for cell in cells]) for line, cells in rows]
         if len(rows) < 1 + header:
             raise EveryOShapeError(f"{path}: there are no rows")
         width = len(rows[0].cells)
-        names = rows[0].cells if header else [str(i) for i in range(width)]
+        named = rows[0].cells if header else [""] * width
+        names = [name or str(i) for i, name in enumerate(named)]
         for line, cells in rows:
             if len(cells) != width:
                 raise EveryOShapeError(
@@ -51,8 +63,22 @@ class Table:
                 )
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise EveryOShapeError(f"{path}: two columns are named {twice[0]!r}")
+            raise EveryOShapeError(
+                f"{path}: two columns are named {twice[0]!r} (is the first line data? --no-header)"
+            )
         return cls(str(path), tuple(names), tuple(rows[header:]))
+
+    @property
+    def named_by_numbers(self) -> bool:
+        """Whether the names look like data: all those above numbers are numbers, some with a
+        fraction."""
+        above = [
+            name
+            for name in self.names
+            if all(number_in(cell) is not None for cell in self.column(name) if cell)
+        ]
+        values = [number_in(name) for name in above]
+        return None not in values and any(v is not None and v % 1 for v in values)
 
     def column(self, name: str) -> list[str]:
         """The cells of a column, missing ones empty."""
@@ -69,10 +95,12 @@ class Table:
         values = np.empty(len(self.rows))
         for i, cell in enumerate(self.column(name)):
             number = number_in(cell) if cell else math.nan
-            if number is None or math.isinf(number):
+            if number is None or abs(number) > LARGEST:
+                fault = "is not a finite number"
+                if number is not None and math.isfinite(number):
+                    fault = f"is too large a number; up to {LARGEST:g} are taken"
                 raise EveryOShapeError(
-                    f"{self.path}, line {self.rows[i].line}, column {name!r}: {cell!r} is not a "
-                    "finite number"
+                    f"{self.path}, line {self.rows[i].line}, column {name!r}: {cell!r} {fault}"
                 )
             values[i] = number
         return values
@@ -100,7 +128,7 @@ class Column:
         """float32 (rows, width): missing numbers count as the mean, unknown categories as none."""
         if not self.values:
             scaled = (table.numbers(self.name) - self.mean) / self.std
-            return np.nan_to_num(scaled, nan=0.0).astype(np.float32)[:, None]
+            return np.nan_to_num(scaled, nan=0.0).clip(-FAR, FAR).astype(np.float32)[:, None]
         places = {value: i for i, value in enumerate(self.values)}
         codes = [places.get(cell, len(places)) for cell in table.column(self.name)]
         return one_hot_encode(codes, len(places) + 1)[:, :-1]
@@ -123,7 +151,7 @@ class Target:
         """int64 labels (rows,), or scaled float32 (rows, 1)."""
         if not self.classes:
             scaled = (table.numbers(self.name) - self.mean) / self.std
-            return scaled.astype(np.float32)[:, None]
+            return scaled.clip(-FAR, FAR).astype(np.float32)[:, None]
         places = {value: i for i, value in enumerate(self.classes)}
         labels = [_label(cell) for cell in table.column(self.name)]
         for row, label in zip(table.rows, labels, strict=True):
@@ -232,6 +260,11 @@ def _learn_target(table: Table, seen: Table, name: str, task: str) -> Target:
                 f"{table.path}: column {name!r} is {classes[0]!r} in every row; there is nothing "
                 "to tell apart"
             )
+        if 2 * len(classes) > len(table.rows):
+            raise EveryOShapeError(
+                f"{table.path}: column {name!r} has {len(classes)} different values in "
+                f"{len(table.rows)} rows; classes must come up more than once to be learnt"
+            )
         return Target(name, tuple(classes))
     values = seen.numbers(name)
     if values.min() == values.max():
@@ -265,10 +298,16 @@ def _in_order(label: str) -> tuple[float, str]:
 
 
 def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
-    """As `StandardScaler` takes them."""
-    scaler = StandardScaler().fit(values.astype(np.float64)[:, None])
+    """As `StandardScaler` takes them, in units (a power of two) in which the largest is about 1:
+    its least spread is for such numbers, and a column may be of billionths."""
+    unit = 2.0 ** math.frexp(np.abs(values).max())[1]
+    scaler = StandardScaler().fit(values.astype(np.float64)[:, None] / unit)
     assert scaler.mean is not None and scaler.std is not None
-    return float(scaler.mean[0]), float(scaler.std[0])
+    return float(scaler.mean[0]) * unit, float(scaler.std[0]) * unit
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if COMMA_FOR_POINT.fullmatch(cell) else cell
 
 
 def _scale(values: Any) -> tuple[float, float]:

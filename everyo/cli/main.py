@@ -112,7 +112,10 @@ def _add_train(commands: Any) -> None:
         help="default: seen from the target",
     )  # fmt: skip
     train.add_argument("--skip", nargs="+", default=[], metavar="COLUMN", help="columns to ignore")
-    train.add_argument("--delimiter", type=_delimiter, default=",", help="default: a comma")
+    train.add_argument(
+        "--delimiter", type=_delimiter, default=",", metavar="CHARACTER",
+        help="default: a comma, or what the first line has in its place",
+    )  # fmt: skip
     train.add_argument(
         "--no-header", dest="header", action="store_false", help="the first line is data"
     )
@@ -224,14 +227,14 @@ def _test(arguments: argparse.Namespace) -> int:
         print("everyo test needs pytest: pip install 'everyo[test]'", file=sys.stderr)
         return 1
     chosen = [] if arguments.path is None else [arguments.path]
-    return subprocess.call([sys.executable, "-m", "pytest", *chosen])
+    code = subprocess.call([sys.executable, "-m", "pytest", *chosen])
+    return code if code in (0, 1) else 2
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
+    return int(text)
 
 
 def _delimiter(text: str) -> str:

@@ -18,7 +18,7 @@ from everyo import visualization
 from everyo.cli.columns import Plan, Table, learn_plan
 from everyo.config import Config, read_settings
 from everyo.data.splits import stratified_split, train_test_split
-from everyo.exceptions import EveryOConfigurationError, EveryOShapeError
+from everyo.exceptions import EveryOConfigurationError, EveryOError, EveryOShapeError
 from everyo.training.metrics import accuracy, mean_absolute_error, r2_score
 from everyo.visualization._backend import is_available
 
@@ -61,6 +61,12 @@ def train_table(
 ) -> dict[str, Any]:
     """Train on the table at `path` and write all files; the report, plain values."""
     table = Table.read(path, delimiter=settings.delimiter, header=settings.header)
+    if settings.header and table.named_by_numbers:
+        print(
+            f"everyo: {path}: the first line was taken for the names of the columns; with "
+            "--no-header it is data",
+            file=sys.stderr,
+        )
     target = _target_name(table, settings.target)
     for name in settings.skip:
         table.column(name)
@@ -93,7 +99,8 @@ def train_table(
             eo.ArrayDataset(x[held_out], y[held_out]), max(256, training.batch_size)
         )
         validation["callbacks"] = [stopper]
-    with contextlib.redirect_stdout(sys.stderr):  # progress is no part of the report
+    # Progress is no part of the report; a training that diverges is told in one line, below.
+    with contextlib.redirect_stdout(sys.stderr), np.errstate(over="ignore", invalid="ignore"):
         history = trainer.fit(
             loader,
             epochs=training.epochs,
@@ -104,6 +111,11 @@ def train_table(
     best = stopper.state_dict()["weights"]  # also where the epochs ran out before it stopped
     if best is not None:
         trainer.model.load_state_dict(best)
+    elif not np.isfinite(history.last()["loss"]):
+        raise EveryOError(
+            f"the training diverged (loss {history.last()['loss']}); a learning rate below "
+            f"{training.learning_rate:g} may help"
+        )
     trainer.model.to("cpu")
     scored = held_out if len(held_out) else train
     report: dict[str, Any] = {
@@ -156,7 +168,8 @@ def print_report(report: dict[str, Any]) -> None:
     print(f"Features    {', '.join(report['features'])}")
     if report["left_out"]:
         print(f"Left out    {', '.join(report['left_out'])} (constant, or text of many values)")
-    print(f"Training    {report['epochs']} epochs, {report['num_parameters']} parameters")
+    epochs = "1 epoch" if report["epochs"] == 1 else f"{report['epochs']} epochs"
+    print(f"Training    {epochs}, {report['num_parameters']} parameters")
     title = report["scored_on"].capitalize()
     if report["classes"]:
         print(

@@ -17,6 +17,9 @@ from everyo.exceptions import EveryOShapeError
 __all__ = ["load_csv_dataset"]
 
 
+FIRST_LINE = 1 << 20  # characters that are looked at to find the delimiter
+
+
 class Row(NamedTuple):
     """The stripped cells of a row and the number of its last line."""
 
@@ -69,6 +72,8 @@ def read_rows(path: str | PathLike[str], delimiter: str) -> list[Row]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=delimiter)
             rows = [Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+        if any("\0" in cell for row in rows for cell in row.cells):
+            raise csv.Error("it contains NUL")
     except (UnicodeDecodeError, csv.Error) as error:
         raise EveryOShapeError(
             f"{path}: not a text table in UTF-8 ({error}); expected a numeric table"
@@ -110,8 +115,24 @@ def _table(
 
 
 def number_in(cell: str) -> float | None:
-    """The number that a cell holds, NaN and infinities included; None if it holds none."""
+    """The number that a cell holds, NaN and infinities included; None if it holds none. `1_2` is a
+    number in a program and a name in a table."""
+    if "_" in cell:
+        return None
     try:
         return float(cell)
     except ValueError:
         return None
+
+
+def find_delimiter(path: str | PathLike[str], likely: str = ",") -> str:
+    """The character between the cells of the first line: `likely` if it divides it, else that of
+    semicolon, tab, comma and bar that makes most cells."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            line = file.readline(FIRST_LINE).strip("\r\n")
+        cells = {d: len(next(csv.reader([line], delimiter=d), [])) for d in (likely, *";\t,|")}
+    except (UnicodeDecodeError, csv.Error):
+        return likely  # reading it will say what is wrong
+    most = max(cells, key=lambda delimiter: cells[delimiter])  # the first of equals
+    return likely if cells[likely] > 1 else most
