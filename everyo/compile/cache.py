@@ -118,7 +118,7 @@ def surroundings() -> str:
 def made_with() -> list[Path]:
     """The modules whose content becomes part of machine code."""
     here = Path(__file__).parent
-    names = ("prelude", "intrinsics", "atomics", "half", "wrapping", "blas", "code")
+    names = ("prelude", "intrinsics", "atomics", "half", "wrapping", "blas", "code", "philox")
     return [*(here / f"{name}.py" for name in names), *sorted(here.glob("math*.py"))]
 
 

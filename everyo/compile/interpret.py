@@ -132,8 +132,11 @@ def scatter_add(index: np.ndarray, updates: np.ndarray, shape: Shape) -> np.ndar
 
 
 def uniform(state: np.ndarray, shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Uniform numbers in [0, 1): the Philox words that follow `state`, their top bits scaled."""
+    """Uniform numbers in [0, 1), see core/random.py: word by word, then the halves of each."""
     words = state.astype(np.int64).view(np.uint64)
-    raw = np.random.Philox(key=words[:2], counter=words[2:]).random_raw(math.prod(shape))
-    bits = 24 if dtype == ir.F32 else 53
-    return ((raw >> np.uint64(64 - bits)) * 2.0**-bits).reshape(shape)
+    count = math.prod(shape)
+    raw = np.random.Philox(key=words[:2], counter=words[2:]).random_raw(count)
+    if dtype == ir.F32:
+        halves = np.stack([raw % np.uint64(2**32), raw >> np.uint64(32)], -1).ravel()[:count]
+        return ((halves >> np.uint64(8)) * 2.0**-24).reshape(shape)
+    return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)

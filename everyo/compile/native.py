@@ -5,6 +5,7 @@ The comment above a text says what its table P holds; strides are in elements.
 """
 
 from string import Template
+from textwrap import indent
 
 import numpy as np
 
@@ -166,34 +167,28 @@ ARGSORT = Template(f"""{HEAD}
             width = width + width
 """)
 
-# P: state (key, counter), result, elements. Philox4x64-10, four words per count.
+# P: state (key, counter), result, elements. `$per` numbers per count; the last chunk draws the few
+# of a count that is not used up.
+_COUNT = """\
+    more = u64(b) + u64(1)
+    c0 = ld0(s, usz(2)) + more
+    carry = u64(c0 < more)
+    c1 = ld0(s, usz(3)) + carry
+    carry = u64(c1 < carry)
+    c2 = ld0(s, usz(4)) + carry
+    carry = u64(c2 < carry)
+    c3 = ld0(s, usz(5)) + carry
+    c0, c1, c2, c3 = philox(ld0(s, usz(0)), ld0(s, usz(1)), c0, c1, c2, c3)
+    i = usz($per) * b
+"""
 RANDOM = Template(f"""{HEAD}
     s, d, n = p_u64(P[0]), p_$kind(P[1]), usz(P[2])
-    blocks = (n + usz(3)) // usz(4)
-    for b in range(blocks * usz(chunk) // usz(chunks), blocks * usz(chunk + 1) // usz(chunks)):
-        k0, k1 = ld0(s, usz(0)), ld0(s, usz(1))
-        more = u64(b) + u64(1)
-        c0 = ld0(s, usz(2)) + more
-        carry = u64(c0 < more)
-        c1 = ld0(s, usz(3)) + carry
-        carry = u64(c1 < carry)
-        c2 = ld0(s, usz(4)) + carry
-        carry = u64(c2 < carry)
-        c3 = ld0(s, usz(5)) + carry
-        for turn in range(10):
-            h0, l0 = mulhi(u64({0xD2E7470EE14C6C93}), c0), u64({0xD2E7470EE14C6C93}) * c0
-            h1, l1 = mulhi(u64({0xCA5A826395121157}), c2), u64({0xCA5A826395121157}) * c2
-            c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-            k0 = k0 + u64({0x9E3779B97F4A7C15})
-            k1 = k1 + u64({0xBB67AE8584CAA73B})
-        i = usz(4) * b
-        st1(d, i, $kind(c0 >> u64($drop)) * $kind($scale))
-        if i + usz(1) < n:
-            st1(d, i + usz(1), $kind(c1 >> u64($drop)) * $kind($scale))
-        if i + usz(2) < n:
-            st1(d, i + usz(2), $kind(c2 >> u64($drop)) * $kind($scale))
-        if i + usz(3) < n:
-            st1(d, i + usz(3), $kind(c3 >> u64($drop)) * $kind($scale))
+    full = n // usz($per)
+    for b in range(full * usz(chunk) // usz(chunks), full * usz(chunk + 1) // usz(chunks)):
+{indent(_COUNT, "    ")}$all
+    b = full
+    if chunk + 1 == chunks and b * usz($per) < n:
+{indent(_COUNT, "    ")}$some
 """)
 
 # Products. P: address of the BLAS function, transposition flags, m, n, k, A, its leading dimension,
@@ -286,6 +281,21 @@ def opaque_text(n: Node) -> str:
                 less = f"({less}) or (y != y and x == x)"
             return ARGSORT.substitute(kind=kind, less=less)
         case "random":
-            keep = 53 if dtype.itemsize == 8 else 24
-            return RANDOM.substitute(kind=kind, drop=64 - keep, scale=repr(2.0**-keep))
+            words = [f"c{i}" for i in range(4)]
+            if dtype.itemsize == 8:
+                drawn = [f"({w} >> u64(11)) * f64({2.0**-53!r})" for w in words]
+            else:
+                drawn = [
+                    f"f32(({w} >> u64({low})) & u64({0xFFFFFF})) * f32({2.0**-24!r})"
+                    for w in words
+                    for low in (8, 40)
+                ]
+            stores = [f"st1(d, i + usz({k}), {x})" for k, x in enumerate(drawn)]
+            some = [f"if i + usz({k}) < n:\n    {store}" for k, store in enumerate(stores)]
+            return RANDOM.substitute(
+                kind=kind,
+                per=len(drawn),
+                all=indent("\n".join(stores), " " * 8),
+                some=indent("\n".join(some), " " * 8),
+            )
     raise KeyError(n.op)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from everyo.compile import interpret
+from everyo.compile.philox import philox
 
 CTYPES: dict[str, tuple[Any, Any]] = {
     "f32": (ctypes.c_float, np.float32), "f64": (ctypes.c_double, np.float64),
@@ -205,6 +206,7 @@ HELPERS = (
     pair_add,
     pair_total,
     mulhi,
+    philox,
     peek,
     poke,
     call,

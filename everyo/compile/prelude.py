@@ -17,6 +17,7 @@ from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
 from everyo.compile.half import HALF, f16, from_f16
+from everyo.compile.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from everyo.compile.wrapping import WRAPPING
 
 KERNEL = types.void(
@@ -133,6 +134,37 @@ def mulhi(typing: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
+@intrinsic
+def philox(typing: Any, k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> Any:
+    """The four words of a counter under a key, see `everyo.compile.philox`."""
+    word = ir.IntType(64)
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> ir.Value:
+        low, half = ir.Constant(word, 2**32 - 1), ir.Constant(word, 32)
+
+        def product(x: Any, factor: int) -> tuple[Any, Any]:
+            """Upper and lower word; by halves, as vectors have no wider product."""
+            right, left = (ir.Constant(word, f) for f in (factor & 0xFFFFFFFF, factor >> 32))
+            x0, x1 = b.and_(x, low), b.lshr(x, half)
+            inner = b.mul(x0, left)
+            middle = b.add(b.lshr(b.mul(x0, right), half), b.and_(inner, low))
+            middle = b.add(middle, b.mul(x1, right))  # below 2**64
+            upper = b.add(b.mul(x1, left), b.lshr(inner, half))
+            return b.add(upper, b.lshr(middle, half)), b.mul(x, ir.Constant(word, factor))
+
+        keys, c = list(args[:2]), list(args[2:])
+        for _ in range(ROUNDS):
+            first, second = product(c[0], MULTIPLIERS[0]), product(c[2], MULTIPLIERS[1])
+            c = [
+                b.xor(b.xor(second[0], c[1]), keys[0]), second[1],
+                b.xor(b.xor(first[0], c[3]), keys[1]), first[1],
+            ]  # fmt: skip
+            keys = [b.add(k, ir.Constant(word, s)) for k, s in zip(keys, KEY_STEPS, strict=True)]
+        return context.make_tuple(b, signature.return_type, c)
+
+    return types.UniTuple(types.uint64, 4)(*[types.uint64] * 6), codegen
+
+
 def _bits(kind: Any, number: ir.Type) -> Callable[..., Any]:
     @intrinsic
     def bits(typing: Any, word: Any) -> Any:
@@ -230,7 +262,8 @@ NAMES: dict[str, Any] = {
     **ATOMICS, **WRAPPING,
     "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
-    "pair_total": pair_total, "mulhi": mulhi, "peek": peek, "poke": poke, "call": call,
+    "pair_total": pair_total, "mulhi": mulhi, "philox": philox, "peek": peek, "poke": poke,
+    "call": call,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
     "bits_f32": _bits(types.float32, ir.FloatType()),
     "bits_f64": _bits(types.float64, ir.DoubleType()),

@@ -149,13 +149,13 @@ def spread(g: np.ndarray, index: np.ndarray, n: int) -> np.ndarray:
 
 def random(state: np.ndarray, *, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Uniform numbers in [0, 1) from the Philox state (key, counter) of `everyo.core.random`."""
-    words = state.view(np.uint64)
-    count = math.prod(shape)
-    bits = np.random.Philox(key=words[:2], counter=words[2:]).random_raw(count)
-    if np.dtype(dtype) == np.float64:
-        return ((bits >> np.uint64(11)) * 2.0**-53).reshape(shape)
-    narrow = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-    return narrow.reshape(shape).astype(dtype, copy=False)
+    words, count = state.view(np.uint64), math.prod(shape)
+    narrow = np.dtype(dtype) != np.float64
+    raw = np.random.Philox(key=words[:2], counter=words[2:]).random_raw(-(-count // (1 + narrow)))
+    if narrow:
+        halves = raw.astype("<u8", copy=False).view("<u4")[:count]
+        return ((halves >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
+    return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
 
 
 def require(condition: Any, error: type[Exception], message: str) -> None:

@@ -2,7 +2,9 @@
 
 The generator is Philox 4x64-10 as NumPy implements it. Its state, two words of key and four of
 counter, is an int64 tensor of shape (6,), read and advanced like any other state; a function
-compiled with `eo.compile` therefore draws exactly the numbers that eager code would draw.
+compiled with `eo.compile` therefore draws exactly the numbers that eager code would draw. A float64
+number is the top 53 bits of a word; of float32 numbers a word gives two, the top 24 bits of its
+lower half and of its upper half.
 """
 
 import math
@@ -16,7 +18,7 @@ from everyo.core.forks import renewed
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOError, EveryOShapeError
 
-BLOCK = 4  # words per counter
+BLOCK = 32  # bytes per counter
 
 
 class Generator:
@@ -32,7 +34,7 @@ class Generator:
         with self._lock:
             state = self.state.data
             out = xp.random(state, shape=shape, dtype=np.dtype(dtype))
-            blocks = -(-math.prod(shape) // BLOCK)
+            blocks = -(-math.prod(shape) * out.dtype.itemsize // BLOCK)
             self.state._write(xp.add(state, xp.where(xp.equal(xp.iota((6,), 0), 2), blocks, 0)))
         return out
 

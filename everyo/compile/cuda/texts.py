@@ -14,6 +14,7 @@ from everyo.compile.cuda.lower import THREADS, WARP, power_of_two
 from everyo.compile.cuda.printer import DevicePrinter
 from everyo.compile.cuda.statements import Across, DeviceKernel
 from everyo.compile.emit import expression, literal
+from everyo.compile.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from everyo.compile.program import FOLDS, KINDS, first
 
 NONE: frozenset[int] = frozenset()
@@ -238,12 +239,14 @@ def cumsum(dtype: np.dtype, rows: int, n: int) -> Text:
 
 
 def random(dtype: np.dtype, count: int) -> Text:
-    """Philox4x64-10, four words per count. p0 state (key, counter), p1 result."""
-    kind, keep = KINDS[dtype], 53 if dtype.itemsize == 8 else 24
+    """Philox4x64-10, see core/random.py. p0 state (key, counter), p1 result."""
+    kind, narrow = KINDS[dtype], dtype.itemsize == 4
+    keep, lows = (24, (8, 40)) if narrow else (53, (11,))
+    drawn = [f"(c{k} >> u64({low})) & u64({2**keep - 1})" for k in range(4) for low in lows]
     stores = "\n".join(
         f"if at + u64({k}) < u64({count}):\n"
-        f"    st(p1, at + u64({k}), {kind}(i64(c{k} >> u64({64 - keep}))) * {kind}({2.0**-keep!r}))"
-        for k in range(4)
+        f"    st(p1, at + u64({k}), {kind}(i64({x})) * {kind}({2.0**-keep!r}))"
+        for k, x in enumerate(drawn)
     )
     body = f"""
 k0, k1 = ld(p0, u64(0)), ld(p0, u64(1))
@@ -256,14 +259,14 @@ c2 = u64(ld(p0, u64(4)) + carry)
 carry = u64(c2 < carry)
 c3 = u64(ld(p0, u64(5)) + carry)
 turn = u32(0)
-while turn < u32(10):
-    h0, l0 = mulhi(u64({0xD2E7470EE14C6C93}), c0), u64({0xD2E7470EE14C6C93}) * c0
-    h1, l1 = mulhi(u64({0xCA5A826395121157}), c2), u64({0xCA5A826395121157}) * c2
+while turn < u32({ROUNDS}):
+    h0, l0 = mulhi(u64({MULTIPLIERS[0]}), c0), u64({MULTIPLIERS[0]}) * c0
+    h1, l1 = mulhi(u64({MULTIPLIERS[1]}), c2), u64({MULTIPLIERS[1]}) * c2
     c0, c1, c2, c3 = u64(h1) ^ c1 ^ k0, l1, u64(h0) ^ c3 ^ k1, l0
-    k0 = k0 + u64({0x9E3779B97F4A7C15})
-    k1 = k1 + u64({0xBB67AE8584CAA73B})
+    k0 = k0 + u64({KEY_STEPS[0]})
+    k1 = k1 + u64({KEY_STEPS[1]})
     turn = u32(turn + u32(1))
-at = u64(i) * u64(4)
+at = u64(i) * u64({len(drawn)})
 {stores}
 """
-    return each(-(-count // 4), ("u64*", f"{kind}*"), body)
+    return each(-(-count // len(drawn)), ("u64*", f"{kind}*"), body)
