@@ -12,8 +12,8 @@ import pytest
 from ir_builder import Builder
 
 import everyo as eo
-from everyo.compile import blas, cpu, pool, rows
-from everyo.compile.ir import F32, F64
+from everyo.compile import blas, cpu, interpret, pool, rows
+from everyo.compile.ir import F32, F64, I64
 
 COUNTS = (1, 2, 3, 4)
 
@@ -486,3 +486,18 @@ def test_the_interpreter_exits_while_threads_compute():
 @pytest.mark.skipif(not blas.ONE_THREAD.adjustable, reason="this BLAS has no thread setting")
 def test_the_users_numba_and_blas_keep_their_threads():
     assert python(NUMBA) == "1 2"
+
+
+def test_random_numbers_are_the_same_bits_for_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(rows, "PARALLEL_NS", 0)
+    for dtype in (F32, F64):
+        b = Builder()
+        draw = b.make("random", b.input((6,), I64), shape=(100_003,), dtype=dtype)
+        program, state = cpu.Program(b.graph(draw)), np.arange(6)
+        assert program.kernels[0].chunks > 4
+        one = bits(program, [state], 1)
+        for count in COUNTS:
+            assert bits(program, [state], count) == one
+        np.testing.assert_array_equal(
+            program([state])[0], interpret.uniform(state, (100_003,), dtype)
+        )

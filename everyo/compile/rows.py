@@ -34,7 +34,8 @@ from everyo.compile.space import (
 )
 
 ROW = 4  # words per row: function, table, chunks, parallel
-COPY_CHUNK = 1 << 16  # elements of a copy, cumsum or random draw per chunk
+COPY_CHUNK = 1 << 16  # elements of a copy or cumsum per chunk
+DRAW_CHUNK = 1 << 13  # of a random draw
 PARALLEL_NS = 5_000  # a row worth less than this is not worth a launch
 BYTE_NS, FLOP_NS = 0.1, 0.005  # estimates for opaque rows
 
@@ -378,7 +379,7 @@ class Plan:
             case "cumsum":
                 counts, chunks = (n.size // last, last), min(chunks, n.size // last)
             case _:
-                counts = (n.size,)
+                counts, chunks = (n.size,), max(1, min(16, n.size // DRAW_CHUNK))
         table = np.array([0] * (len(operands) + 1) + list(counts), np.int64)
         for i, o in enumerate([*operands, n]):
             self._address(table, i, o)
