@@ -1,7 +1,8 @@
 """Kernel text -> function: machine code from the disk or through Numba, or plain Python.
 
 Functions are made once per process and text, so equal kernels of all programs are one. Machine code
-found on disk is linked with llvmlite alone; Numba is imported only when something must be compiled.
+found on disk is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba is imported
+only when something must be compiled.
 """
 
 import ctypes
@@ -74,11 +75,21 @@ _GIVEN = {"numba_gil_ensure": "PyGILState_Ensure", "numba_gil_release": "PyGILSt
 def _linkable(code: bytes) -> bool:
     """Whether object code refers only to what every Python process has."""
     try:
-        return all(
-            name in _GIVEN or hasattr(ctypes.pythonapi, name) for name in elf.undefined(code)
-        )
+        for name in elf.undefined(code):
+            _find(name)
     except elf.NotLinkable:
         return False
+    return True
+
+
+def _find(name: str) -> int:
+    """The address of what every Python process has under a name."""
+    try:
+        function = getattr(ctypes.pythonapi, _GIVEN.get(name, name))
+    except AttributeError:
+        raise elf.NotLinkable(f"this process has no {name}") from None
+    address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return address
 
 
 def _storable(compiled: Any) -> disk.Stored | None:
@@ -93,10 +104,13 @@ def _storable(compiled: Any) -> disk.Stored | None:
 
 def _link(stored: disk.Stored) -> Made | None:
     """The function of stored object code, None if it cannot be linked here."""
+    try:
+        return elf.link(stored.code, stored.symbol, _find)
+    except elf.NotLinkable:
+        if not _linkable(stored.code):
+            return None
     import llvmlite.binding as llvm
 
-    if not _linkable(stored.code):
-        return None
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored.code))
     engine.finalize_object()
@@ -111,11 +125,9 @@ def _engine() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name, function in _GIVEN.items():
+    for name in _GIVEN:
         if not llvm.address_of_symbol(name):
-            llvm.add_symbol(
-                name, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value
-            )
+            llvm.add_symbol(name, _find(name))
     machine = llvm.Target.from_default_triple().create_target_machine()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 

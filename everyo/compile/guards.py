@@ -451,27 +451,32 @@ _KINDS = {
 def _reads(code: types.CodeType) -> tuple[tuple[str, str], ...]:
     """(kind, name) of what a function reads from outside itself, nested functions included."""
     found: dict[tuple[str, str], None] = {}
-    stack = [code]
-    while stack:
-        c = stack.pop()
+    for c in _codes(code):
         for i in dis.get_instructions(c):
             if i.opname in _KINDS:
                 found[_KINDS[i.opname], i.argval] = None
-        stack += [k for k in c.co_consts if isinstance(k, types.CodeType)]
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)
 def _names_of_class(kind: type) -> frozenset[str]:
-    """The attributes that the library's own code of a class mentions."""
+    """The names that the library's own code of a class mentions, attributes and others."""
     names: set[str] = set()
     for base in kind.__mro__:
         if _root(base.__module__) == "everyo":
             for f in base.__dict__.values():
                 f = getattr(f, "fget", None) or getattr(f, "__func__", f)
                 if isinstance(f, types.FunctionType):
-                    names.update(name for what, name in _reads(f.__code__) if what == "attribute")
+                    names.update(*(code.co_names for code in _codes(f.__code__)))
     return frozenset(names)
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A code object and all that are nested in it."""
+    found = [code]
+    for c in found:  # which grows meanwhile
+        found += [k for k in c.co_consts if isinstance(k, types.CodeType)]
+    return found
 
 
 __all__ = ["ABSENT", "Guard", "Guards", "collect", "is_"]
