@@ -261,3 +261,25 @@ def test_an_unknown_reduction_is_a_value_error(name, reduction):
         cls(reduction)
     with pytest.raises(ValueError, match="Unknown reduction"):
         function(prediction, target, reduction)
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 2**40], ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ["cross_entropy", "pick", "spread"])
+def test_ops_refuse_labels_that_are_no_class(name, compiled, wrong):
+    from everyo.ops import composite
+
+    op = getattr(composite, name)
+    more = {"n": 3} if name == "spread" else {}
+    f = eo.compile(op) if compiled else op
+    a = eo.tensor(np.ones(4 if name == "spread" else (4, 3), np.float32))
+    assert np.isfinite(f(a, np.array([0, 1, 2, 0]), **more).numpy()).all()
+    with pytest.raises(EveryOShapeError, match=r"\[0, 3\)"):
+        f(a, np.array([0, 1, wrong, 0]), **more)
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan, 1e30, 0.5])
+def test_labels_as_floats_are_whole_numbers(wrong):
+    logits = eo.tensor(np.ones((2, 3), np.float32))
+    with pytest.raises(EveryOShapeError, match="whole numbers"):
+        nn.cross_entropy(logits, np.array([1.0, wrong], np.float32))

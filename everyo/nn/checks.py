@@ -29,18 +29,13 @@ def last_axis(owner: str, x: Tensor, size: int, name: str) -> None:
         )
 
 
-def whole_numbers(values: Any, count: int, name: str) -> Any:
-    """An array of whole numbers in [0, count) as int64; `EveryOShapeError` for anything else."""
+def whole_numbers(values: Any, name: str) -> Any:
+    """An array of whole numbers as int64; `EveryOShapeError` for fractions."""
     xp = namespace()
     if kind_of(values) == "f":
-        whole = xp.equal(values, xp.floor(values))
+        exact = xp.less(xp.abs(values), 2.0**31)  # larger ones are no index, and may not be cast
+        whole = xp.logical_and(xp.equal(values, xp.floor(values)), exact)
         xp.require(all_hold(xp, whole), EveryOShapeError, f"{name} must be whole numbers")
-    inside = xp.logical_and(xp.greater_equal(values, 0), xp.less(values, count))
-    xp.require(
-        all_hold(xp, inside),
-        EveryOShapeError,
-        f"{name} are out of range; they must lie in [0, {count})",
-    )
     return xp.astype(values, np.int64)
 
 

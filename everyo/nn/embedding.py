@@ -7,6 +7,7 @@ from everyo.core.tensor import Tensor
 from everyo.nn.checks import positive_sizes, whole_numbers
 from everyo.nn.layers import new_weight
 from everyo.nn.module import Module, register_module
+from everyo.ops.composite import require_inside
 from everyo.ops.indexing import getitem
 
 __all__ = ["Embedding"]
@@ -38,4 +39,6 @@ class Embedding(Module):
 
     def forward(self, ids: Any) -> Tensor:
         values = ids.data if isinstance(ids, Tensor) else namespace().asarray(ids)
-        return getitem(self.weight, (whole_numbers(values, self.num_embeddings, "Embedding: ids"),))
+        ids = whole_numbers(values, "Embedding: ids")
+        require_inside(namespace(), ids, self.num_embeddings, "Embedding: ids")
+        return getitem(self.weight, (ids,))

@@ -132,7 +132,7 @@ def cross_entropy(prediction: Any, target: Any, reduction: str = "mean") -> Tens
             f"cross_entropy: targets of shape {shape} do not fit {batch} rows of {classes} "
             f"classes; they must be indices ({batch},) or rows ({batch}, {classes})"
         )
-    labels = whole_numbers(namespace().reshape(values, (batch,)), classes, "cross_entropy: targets")
+    labels = whole_numbers(namespace().reshape(values, (batch,)), "cross_entropy: targets")
     return reduce(composite.cross_entropy(prediction, labels))
 
 

@@ -6,9 +6,20 @@ from typing import Any
 import numpy as np
 
 from everyo.core.op import Sample, op
+from everyo.exceptions import EveryOShapeError
 from everyo.ops.reduce import axes_of, floating, mean_over
 
 _LABELS = np.array([0, 2, 1, 2])
+
+
+def require_inside(xp: Any, values: Any, count: int, name: str) -> None:
+    """Raise `EveryOShapeError` (or, in a trace, record a check) unless all lie in [0, count)."""
+    inside = xp.logical_and(xp.greater_equal(values, 0), xp.less(values, count))
+    xp.require(
+        xp.all(inside, axis=tuple(range(len(inside.shape))), keepdims=False),
+        EveryOShapeError,
+        f"{name} are out of range; they must lie in [0, {count})",
+    )
 
 
 @op(
@@ -21,6 +32,7 @@ _LABELS = np.array([0, 2, 1, 2])
 )
 def pick(xp, a, index):
     """One element of each row: (..., n), (...) -> (...). Indices lie in [0, n)."""
+    require_inside(xp, index, a.shape[-1], "pick: indices")
     return xp.pick(a, index)
 
 
@@ -34,6 +46,7 @@ def pick(xp, a, index):
 )
 def spread(xp, v, index, *, n):
     """Rows of n zeros with v at the index: (...), (...) -> (..., n). The adjoint of pick."""
+    require_inside(xp, index, n, "spread: indices")
     return xp.spread(v, index, n)
 
 
@@ -61,6 +74,7 @@ def _cross_entropy_vjp(xp, g, y, a, labels):
 )
 def cross_entropy(xp, logits, labels):
     """-log softmax(logits)[label] per row: (..., classes), (...) -> (...)."""
+    require_inside(xp, labels, logits.shape[-1], "cross_entropy: targets")
     shifted, _, total = _rows(xp, logits)
     return xp.subtract(xp.reshape(xp.log(total), logits.shape[:-1]), xp.pick(shifted, labels))
 
