@@ -106,9 +106,10 @@ def _typed(n: Node) -> str:
     return f"{n.dtype.name}[{','.join(map(str, n.shape))}]"
 
 
-def fuse(graph: Graph) -> Schedule:
+def fuse(graph: Graph, tapes: bool = True) -> Schedule:
+    """The groups of a graph; without `tapes`, long scalar graphs are kernels too."""
     legal = legalize(graph)
-    partition = _Partition(legal)
+    partition = _Partition(legal, tapes)
     partition.grow()
     return Schedule(legal, tuple(_finish(partition)))
 
@@ -135,7 +136,7 @@ def check(schedule: Schedule) -> None:
 class _Partition:
     """The groups of the nodes that are computed, as they grow."""
 
-    def __init__(self, legal: Legal) -> None:
+    def __init__(self, legal: Legal, tapes: bool) -> None:
         self.legal = legal
         graph = legal.graph
         self.checked = set(walk(c.bad for c in graph.checks))  # what the checks need
@@ -143,7 +144,7 @@ class _Partition:
         self.writes = {chain(v)[0] for _, v in graph.writes}
         order = walk(graph.roots)
         self.compute = [n for n in order if n.size and n.op not in VIEWS and n.op not in LEAVES]
-        self.tapes = tape.partition(self.compute, self.checked)
+        self.tapes = tape.partition(self.compute, self.checked) if tapes else {}
         self.compute.sort(key=lambda n: n.index)
         self.users: dict[Node, set[Node]] = {}  # readers, but for those on the value's own tape
         self.edges: list[tuple[Node, Node]] = []

@@ -5,13 +5,17 @@ later group reads them, no check is still open, and a group that reads and write
 element by element. Everything else gets bytes in the arena; lives that do not overlap share them.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from everyo.compile.fuse import Schedule
-from everyo.compile.ir import Node
+from everyo.compile.ir import Graph, Node
 from everyo.compile.legalize import Legal
-from everyo.compile.space import chain, contiguous, leaf_set, spread, stored
+from everyo.compile.space import Layout, chain, contiguous, leaf_set, spread, stored
+
+if TYPE_CHECKING:
+    from everyo.compile.launches import Runs
 
 ALIGN = 64
 
@@ -59,6 +63,22 @@ def strides_in(legal: Legal, value: Node, target: Node) -> list[int]:
     return legal.layout(target) if value.shape == target.shape else contiguous(value.shape)
 
 
+def layout_in(legal: Legal, homes: Homes) -> Layout:
+    """The strides of values where they live."""
+    direct = homes.direct
+    return lambda n: strides_in(legal, n, direct[n]) if n in direct else legal.layout(n)
+
+
+def arrays(graph: Graph, homes: Homes) -> dict[Node, int]:
+    """The values that live in arrays of the call, by position among inputs and outputs."""
+    inputs = {n: i for i, n in enumerate(graph.inputs)}
+    found = dict(inputs)
+    for i, o in enumerate(graph.outputs):
+        if o.size:
+            found[chain(o)[0]] = len(inputs) + i
+    return found | {value: inputs[target] for value, target in homes.direct.items()}
+
+
 def _in_place(
     schedule: Schedule, step: int, value: Node, target: Node, reads: dict[Node, int]
 ) -> bool:
@@ -98,6 +118,28 @@ class Request:
     size: int
     first: int
     last: int
+
+
+def stored_values(schedule: Schedule, homes: Homes, elsewhere: Container[Node]) -> list[Request]:
+    """What the groups store for each other; values that live elsewhere need nothing."""
+    end = len(schedule.groups)
+    kept = {chain(v)[0] for _, v in homes.late}
+    flags = {chain(c.bad)[0] for c in schedule.graph.checks}
+    requests = []
+    for step, g in enumerate(schedule.groups):
+        for n in g.stores:
+            if n not in elsewhere:
+                last = end if n in kept else max(step, homes.reads.get(n, step))
+                last = max(last, homes.guard) if n in flags else last
+                requests.append(Request(n, n.nbytes, step, last))
+    return requests
+
+
+def in_runs(requests: Iterable[Request], runs: "Runs") -> Iterator[Request]:
+    """Requests by run: all groups of one are at work at the same time."""
+    for r in requests:
+        last = runs.last[r.last] if r.last < len(runs.last) else r.last
+        yield Request(r.name, r.size, runs.first[r.first], last)
 
 
 def place(requests: Iterable[Request]) -> tuple[dict[Hashable, int], int]:

@@ -81,7 +81,8 @@ class Plan:
         self.literals: list[np.ndarray] = []
         self.flags: list[int] = []
         self.guard = 0
-        self._places()
+        self.outside = memory.arrays(self.schedule.graph, self.homes)
+        self.layout = memory.layout_in(self.legal, self.homes)
         self._lower()
         self._arena()
         for step, g in enumerate(self.schedule.groups):
@@ -141,44 +142,18 @@ class Plan:
         self.shared_ns += sum(works)
         self.launched = len(self.rows)
 
-    def _places(self) -> None:
-        """Which values live in arrays of the call: position among inputs and outputs."""
-        graph = self.schedule.graph
-        inputs = {n: i for i, n in enumerate(graph.inputs)}
-        self.outside = dict(inputs)
-        for i, o in enumerate(graph.outputs):
-            if o.size:
-                self.outside[chain(o)[0]] = len(inputs) + i
-        for value, target in self.homes.direct.items():
-            self.outside[value] = inputs[target]
-
     def _lower(self) -> None:
         direct = self.homes.direct
-
-        def layout(n: Node) -> list[int]:
-            return (
-                memory.strides_in(self.legal, n, direct[n]) if n in direct else self.legal.layout(n)
-            )
-
-        self.layout = layout
         self.lowered: dict[int, Kernel] = {}
         for step, g in enumerate(self.schedule.groups):
             if g.kind == "loop":
-                self.lowered[step] = kernel = lower(g, layout, direct)
+                self.lowered[step] = kernel = lower(g, self.layout, direct)
                 if self.checked:
                     program.check(kernel)
 
     def _arena(self) -> None:
-        end = len(self.schedule.groups)
-        kept = {chain(v)[0] for _, v in self.homes.late}
-        flags = {chain(c.bad)[0] for c in self.schedule.graph.checks}
-        requests = []
+        requests = memory.stored_values(self.schedule, self.homes, self.outside)
         for step, g in enumerate(self.schedule.groups):
-            for n in g.stores:
-                if n not in self.outside:
-                    last = end if n in kept else max(step, self.homes.reads.get(n, step))
-                    last = max(last, self.homes.guard) if n in flags else last
-                    requests.append(memory.Request(n, n.nbytes, step, last))
             slots = self.lowered[step].slots if step in self.lowered else ()
             for i, s in enumerate(slots):
                 if s.per_chunk:
@@ -190,14 +165,7 @@ class Plan:
             if g.kind == "argsort":
                 n = g.nodes[0]
                 requests.append(memory.Request((step, 0), 8 * n.shape[-1], step, step))
-        requests = [  # the groups of a run are at work at the same time
-            memory.Request(
-                r.name, r.size, self.runs.first[r.first],
-                self.runs.last[r.last] if r.last < end else end,
-            )
-            for r in requests
-        ]  # fmt: skip
-        self.offsets, self.arena_bytes = memory.place(requests)
+        self.offsets, self.arena_bytes = memory.place(memory.in_runs(requests, self.runs))
         self.arena = np.empty(self.arena_bytes + memory.ALIGN, np.uint8)
         start = self.arena.ctypes.data
         self.base = start + -start % memory.ALIGN

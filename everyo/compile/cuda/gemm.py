@@ -8,8 +8,9 @@ that threads read them 16 bytes at a time. Sizes and strides are baked in.
 
 import math
 
+from everyo.compile.cuda import texts
+from everyo.compile.cuda.heads import Text
 from everyo.compile.cuda.runtime import Gemm
-from everyo.compile.cuda.texts import Text
 from everyo.compile.program import KINDS
 
 LARGE = (128, 128, 8, 8)  # rows, columns and depth of a tile, and the side of a thread's square
@@ -42,7 +43,7 @@ def kernel(p: Gemm, shape: tuple[int, int, int, int] | None = None) -> Text:
     lines = [
         f"sa = cuda.shared.array({rows * depth}, t_{kind}, alignment=16)",
         f"sb = cuda.shared.array({columns * depth}, t_{kind}, alignment=16)",
-        "me, block = u32(cuda.threadIdx.x), u32(cuda.blockIdx.x)",
+        "me = u32(cuda.threadIdx.x)",
         f"batch, tile = u32(block // u32({down * over})), u32(block % u32({down * over}))",
         f"row, column = u32(tile // u32({over}) * u32({rows})), u32(tile % u32({over}) * "
         f"u32({columns}))",
@@ -75,8 +76,8 @@ def kernel(p: Gemm, shape: tuple[int, int, int, int] | None = None) -> Text:
         for j in range(side):
             lines.append(f"    if x + u32({j}) < u32({p.n}):")
             lines.append(f"        st(p2, at + u64({j}), t{i}_{j})")
-    text = "def kernel(p0, p1, p2):\n" + "".join(f"    {line}\n" for line in lines)
-    return Text(text, (f"{kind}*",) * 3, batches * down * over, threads)
+    body = "".join(f"    {line}\n" for line in lines)
+    return texts.kernel(body, (f"{kind}*",) * 3, batches * down * over, threads)
 
 
 def _fetch(

@@ -301,11 +301,7 @@ class _DeviceLowering(_Lowering):
         )
         lanes = -(-self.nest.width // vector)
         if self.nest.flat:
-            wanted = -(-lanes // team)
-            threads = THREADS
-            if not self.space.reduced:
-                threads = team = min(THREADS, max(WARP, -(-lanes // WARP) * WARP))
-                wanted = -(-lanes // threads)
+            wanted, threads = -(-lanes // team), THREADS
         else:
             wanted = self.nest.rows
             # Teams of several warps meet at the block's barrier, so each is a block of its own.

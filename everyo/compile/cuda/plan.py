@@ -1,8 +1,9 @@
 """Schedule -> the launches of a program on a device: kernels, products, and where values live.
 
-Addresses are (place, shift): place 0 is the arena, 1 the block of values that the host hands over,
-the others are the arrays of the call. They become numbers at each call; everything else is known
-from here on.
+Addresses are (place, shift): place 0 is the arena, 1 the flags of the checks, 2 the table of
+arguments, the others are the arrays of the call. They become numbers when the arrays are known;
+everything else is known from here on. Kernels of one text that do not need each other become rows
+of that table and run as one launch: the updates of all parameters are one.
 """
 
 import math
@@ -11,20 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everyo.compile import fuse, memory, products
-from everyo.compile.cuda import gemm, texts
+from everyo.compile import fuse, launches, memory, products
+from everyo.compile.cuda import gemm, heads, texts
+from everyo.compile.cuda.heads import Text
 from everyo.compile.cuda.lower import BYTES, lower, paired
 from everyo.compile.cuda.printer import emit
 from everyo.compile.cuda.runtime import Gemm
-from everyo.compile.cuda.texts import Text
 from everyo.compile.fuse import COST, Group
 from everyo.compile.ir import I64, Graph, IRError, Node
-from everyo.compile.program import KINDS
 from everyo.compile.rows import paths, pieces
 from everyo.compile.space import chain
 
-ARENA, HOST, ARRAYS = 0, 1, 2  # places; NUMBER is an argument that is no address
+ARENA, FLAGS, TABLE, ARRAYS = range(4)  # places; NUMBER is an argument that is no address
 NUMBER = -1
+FEW = 1024  # blocks; a kernel with more fills any device and is launched alone
+WORD = 8  # bytes of an argument in the table
 SHORT = 1024  # rows up to this length are sorted by counting
 
 Argument = tuple[int, int]  # place, shift in bytes; or NUMBER, value
@@ -32,8 +34,8 @@ Argument = tuple[int, int]  # place, shift in bytes; or NUMBER, value
 
 @dataclass(frozen=True)
 class Step:
-    """One launch. `product` is set for a matmul: the library is asked first, the text is our
-    own."""
+    """One launch. `product` is set for a matmul: the library is asked first, the text is our own.
+    `rows` counts the rows of a launch that runs a table."""
 
     name: str
     text: str
@@ -45,6 +47,7 @@ class Step:
     bytes: int
     flops: int
     product: Gemm | None = None
+    rows: int = 1
 
     @property
     def chunks(self) -> int:
@@ -55,16 +58,32 @@ class Step:
         return True
 
 
+@dataclass(frozen=True)
+class Call:
+    """A kernel and its arguments, before launches are made of such."""
+
+    name: str
+    text: Text
+    arguments: tuple[Argument, ...]
+    nodes: tuple[Node, ...]
+    flops: int
+    product: Gemm | None = None
+
+
 class Plan:
     """The steps of a program and its arena. `vector=False` needs no alignment of the call's
     arrays."""
 
     def __init__(self, graph: Graph, vector: bool = True) -> None:
-        self.schedule = fuse.fuse(graph)
+        self.schedule = fuse.fuse(graph, tapes=False)
         self.legal = self.schedule.legal
         self.homes = memory.homes(self.schedule)
+        self.runs = launches.runs(self.schedule, self.homes)
         self.vector = vector
         self.steps: list[Step] = []
+        self.table: list[Argument] = []
+        self.calls: list[Call] = []  # of the groups of the run so far
+        self.combines: list[Call] = []  # and what follows them
         self.aligned: set[Argument] = (
             set()
         )  # addresses in arrays of the call that must be multiples
@@ -81,53 +100,39 @@ class Plan:
                 self._assemble(g.nodes[0])
             else:
                 self._opaque(step, g.nodes[0])
+            if step == self.runs.last[step]:
+                self._close_run(together=g.kind in launches.TOGETHER)
             if step == self.homes.guard:
                 self.guard = len(self.steps)
         for target, value in self.homes.late:
             self._copy(value, target, self.legal.layout(target), 0)
-        checks = self.schedule.graph.checks
-        self.flags = [self.offsets[chain(c.bad)[0]] for c in checks]
+        self._close_run(together=False)
 
     # -- where values live -----------------------------------------------------------------------
 
     def _places(self) -> None:
-        """Which values live in arrays of the call: position among inputs and outputs."""
+        """Which values live in arrays of the call or among the flags, and which flags to read."""
         graph = self.schedule.graph
-        inputs = {n: ARRAYS + i for i, n in enumerate(graph.inputs)}
-        self.outside = dict(inputs)
-        for i, o in enumerate(graph.outputs):
-            if o.size:
-                self.outside[chain(o)[0]] = ARRAYS + len(inputs) + i
-        for value, target in self.homes.direct.items():
-            self.outside[value] = inputs[target]
+        positions = memory.arrays(graph, self.homes)
+        self.outside = {n: (ARRAYS + i, 0) for n, i in positions.items()}
+        bad = [chain(c.bad)[0] for c in graph.checks]
+        own = [n for n in dict.fromkeys(bad) if n not in self.outside]
+        self.outside |= {n: (FLAGS, i) for i, n in enumerate(own)}
+        self.flag_bytes = len(own)
+        self.flags = [self.outside[n] for n in bad]
+        self.layout = memory.layout_in(self.legal, self.homes)
 
     def _lower(self) -> None:
-        direct = self.homes.direct
-
-        def layout(n: Node) -> list[int]:
-            if n in direct:
-                return memory.strides_in(self.legal, n, direct[n])
-            return self.legal.layout(n)
-
-        self.layout = layout
         self.lowered = {
-            step: lower(g, layout, direct, self.vector)
+            step: lower(g, self.layout, self.homes.direct, self.vector)
             for step, g in enumerate(self.schedule.groups)
             if g.kind == "loop"
         }
 
     def _arena(self) -> None:
         """Offsets of everything that lives in the arena."""
-        end = len(self.schedule.groups)
-        kept = {chain(v)[0] for _, v in self.homes.late}
-        flags = {chain(c.bad)[0] for c in self.schedule.graph.checks}
-        requests = []
+        requests = memory.stored_values(self.schedule, self.homes, self.outside)
         for step, g in enumerate(self.schedule.groups):
-            for n in g.stores:
-                if n not in self.outside:
-                    last = end if n in kept else max(step, self.homes.reads.get(n, step))
-                    last = max(last, self.homes.guard) if n in flags else last
-                    requests.append(memory.Request(n, n.nbytes, step, last))
             kernel = self.lowered.get(step)
             for i, s in enumerate(kernel.slots if kernel else ()):
                 if kernel and s.per_chunk and i not in kernel.shared:
@@ -135,7 +140,7 @@ class Plan:
                     requests.append(memory.Request((step, i), size, step, step))
             for i, size in enumerate(self._scratch(g)):
                 requests.append(memory.Request((step, i), size, step, step))
-        self.offsets, self.arena_bytes = memory.place(requests)
+        self.offsets, self.arena_bytes = memory.place(memory.in_runs(requests, self.runs))
 
     def _scratch(self, g: Group) -> list[int]:
         """Bytes of the temporary arrays of an opaque group."""
@@ -149,52 +154,81 @@ class Plan:
         return []
 
     def _at(self, n: Node, shift: int = 0) -> Argument:
-        if n in self.outside:
-            return self.outside[n], shift
-        return ARENA, self.offsets[n] + shift
+        place, start = self.outside[n] if n in self.outside else (ARENA, self.offsets[n])
+        return place, start + shift
+
+    # -- launches --------------------------------------------------------------------------------
 
     def _add(
         self, name: str, text: Text, arguments: Sequence[Argument], nodes: Sequence[Node],
         flops: int, product: Gemm | None = None,
     ) -> None:  # fmt: skip
+        self.calls.append(Call(name, text, tuple(arguments), tuple(nodes), flops, product))
+
+    def _close_run(self, together: bool) -> None:
+        """Make launches of the calls so far, then of what combines their partial results."""
+        for calls in (self.calls, self.combines):
+            same: dict[object, list[Call]] = {}
+            for i, c in enumerate(calls):
+                alone = not together or c.product is not None or c.text.blocks > FEW
+                key = i if alone else (c.text.body, c.text.names, c.text.params, c.text.threads)
+                same.setdefault(key, []).append(c)
+            for rows in same.values():
+                self._launch(rows)
+            calls.clear()
+
+    def _launch(self, calls: Sequence[Call]) -> None:
+        """One step for calls of one text."""
+        first = calls[0]
+        text, params, arguments, name = (
+            first.text.text, first.text.params, first.arguments, first.name,
+        )  # fmt: skip
+        starts = heads.table([c.text for c in calls])
+        if len(calls) > 1:
+            text, params = first.text.in_table, heads.TABLE_PARAMS
+            arguments = (TABLE, WORD * len(self.table)), (NUMBER, len(calls))
+            name = f"{len(calls)} x {name}"
+            for start, c in zip(starts, calls, strict=False):
+                self.table += [(NUMBER, start), *c.arguments]
+            self.table.append((NUMBER, starts[-1]))
+        nodes = [n for c in calls for n in c.nodes]
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
         moved = sum(n.nbytes for n in dict.fromkeys(nodes))
+        flops = sum(c.flops for c in calls)
         self.steps.append(
             Step(
-                name, text.text, text.params, text.blocks, text.threads, tuple(arguments), shapes,
-                moved, flops, product,
+                name, text, params, starts[-1], first.text.threads, arguments, shapes, moved, flops,
+                first.product, len(calls),
             )
         )  # fmt: skip
 
-    # -- steps -----------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------
 
     def _loop(self, step: int, g: Group) -> None:
         kernel = self.lowered[step]
-        params, arguments, arrays = [], list[Argument](), list[Node]()
+        arguments, arrays = list[Argument](), list[Node]()
         for i, s in enumerate(kernel.slots):
             if i in kernel.shared:
                 continue
-            params.append("u64" if s.what == "count" else f"{KINDS[s.dtype]}*")
             if s.node is not None and s.what == "array":
-                arguments.append(self._at(s.node))
+                place, shift = self._at(s.node)
+                arguments.append((place, shift))
                 arrays.append(s.node)
-                if i in kernel.vectors and s.node in self.outside:
-                    self.aligned.add(
-                        (self.outside[s.node], min(BYTES, kernel.vector * s.dtype.itemsize))
-                    )
+                if i in kernel.vectors and place >= ARRAYS:
+                    self.aligned.add((place, min(BYTES, kernel.vector * s.dtype.itemsize)))
             elif s.what == "count":
                 arguments.append((NUMBER, s.elements))
             else:
                 arguments.append((ARENA, self.offsets[step, i]))
         points = math.prod(a.size for a in g.loop.domain)
         flops = points * sum(COST.get(n.op, 1) for n in g.nodes)
-        text = Text(emit(kernel), tuple(params), kernel.blocks, kernel.threads)
-        self._add(str(g), text, arguments, arrays, flops)
+        self._add(str(g), emit(kernel), arguments, arrays, flops)
         for c in kernel.combines:
             n, pair = c.node, paired(c.node.op, c.node.dtype)
             meeting = texts.combine(n.op, n.dtype, n.size, kernel.chunks, pair)
-            places = [(ARENA, self.offsets[step, c.partial]), self._at(n)]
-            self._add(f"combine {n.op}", meeting, places, [n], n.size * kernel.chunks)
+            places = ((ARENA, self.offsets[step, c.partial]), self._at(n))
+            count = n.size * kernel.chunks
+            self.combines.append(Call(f"combine {n.op}", meeting, places, (n,), count))
 
     def _matmul(self, n: Node) -> None:
         p = products.product(n, self.layout)

@@ -28,6 +28,7 @@ KINDS = {
 }  # fmt: skip
 WORDS = re.compile(r"[A-Za-z_]\w*")
 BYTES = 16  # of the widest access
+GLOBAL = 1  # the address space of LLVM's pointers to global memory
 
 
 def scope(text: str) -> dict[str, Any]:
@@ -183,6 +184,19 @@ def at(typing: Any, pointer: Any, index: Any) -> Any:
         return _element(context, builder, pointer, *args)
 
     return types.CPointer(pointer.dtype)(pointer, index), codegen
+
+
+@intrinsic
+def pointer(typing: Any, kind: Any, address: Any) -> Any:
+    """The pointer to numbers in global memory at an address."""
+    made = types.CPointer(kind.instance_type)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        generic = context.get_value_type(made)
+        there = builder.inttoptr(args[1], ir.PointerType(generic.pointee, GLOBAL))
+        return builder.addrspacecast(there, generic)
+
+    return made(kind, address), codegen
 
 
 def _vector_load(count: int) -> Any:
@@ -366,7 +380,7 @@ FUNCTIONS = _functions()
 NAMES: dict[str, Any] = {
     **KINDS, **{f"t_{name}": kind for name, kind in KINDS.items()},
     "np": np, "cuda": cuda, "from_f16": types.float32, "mulhi": libdevice.umul64hi, "ld": ld,
-    "st": st, "at": at,
+    "st": st, "at": at, "pointer": pointer,
     "wadd": same(operator.add), "wsub": same(operator.sub), "wmul": same(operator.mul),
     "wneg": wneg, "mad_f32": mad, "mad_f64": mad,
     "select": select, "pair_add": pair_add, "pair_join": pair_join, "pair_total": pair_total,

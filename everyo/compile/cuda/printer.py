@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from everyo.compile.cuda.heads import Text
 from everyo.compile.cuda.lower import WARP, side_by_side
 from everyo.compile.cuda.statements import (
     Across,
@@ -41,9 +42,13 @@ from everyo.compile.program import (
 )
 
 
-def emit(kernel: DeviceKernel) -> str:
-    """The text of a kernel."""
-    return DevicePrinter(kernel).text()
+def emit(kernel: DeviceKernel) -> Text:
+    """The text of a kernel; its parameters are its slots outside of shared memory."""
+    slots = {i: s for i, s in enumerate(kernel.slots) if i not in kernel.shared}
+    counts = {i: s.what == "count" for i, s in slots.items()}
+    names = tuple(f"{'n' if count else 'p'}{i}" for i, count in counts.items())
+    kinds = tuple("u64" if counts[i] else f"{KINDS[s.dtype]}*" for i, s in slots.items())
+    return Text(DevicePrinter(kernel).text(), names, kinds, kernel.blocks, kernel.threads)
 
 
 class DevicePrinter(Printer):
@@ -52,14 +57,9 @@ class DevicePrinter(Printer):
         self.copies = _copies(kernel)
 
     def text(self) -> str:
-        k = self.device
-        names = ", ".join(
-            f"n{i}" if s.what == "count" else f"p{i}"
-            for i, s in enumerate(k.slots)
-            if i not in k.shared
-        )
-        lines = [*self.places(), *self.pointers(), *self.body(k.body)]
-        return "\n".join([f"def kernel({names}):", *(f"    {line}" for line in lines)]) + "\n"
+        """The body of the kernel."""
+        lines = [*self.places(), *self.pointers(), *self.body(self.device.body)]
+        return "".join(f"    {line}\n" for line in lines)
 
     def places(self) -> Iterator[str]:
         """Who this thread is: its number, its team, its lane in the team, and the threads it talks
@@ -67,12 +67,12 @@ class DevicePrinter(Printer):
         team = self.device.team
         yield "thread = u32(cuda.threadIdx.x)"
         if team >= self.device.threads:
-            yield "chunk, lane, chunks = u32(cuda.blockIdx.x), thread, u32(cuda.gridDim.x)"
+            yield "chunk, lane, chunks = block, thread, blocks"
         else:
             per = self.device.threads // team
-            yield f"chunk = u32(u32(cuda.blockIdx.x) * u32({per}) + thread // u32({team}))"
+            yield f"chunk = u32(block * u32({per}) + thread // u32({team}))"
             yield f"lane = u32(thread % u32({team}))"
-            yield f"chunks = u32(u32(cuda.gridDim.x) * u32({per}))"
+            yield f"chunks = u32(blocks * u32({per}))"
         if 1 < team < WARP:
             yield f"mask = u32(u32({2**team - 1}) << (thread % u32({WARP}) - lane))"
 

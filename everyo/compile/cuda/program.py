@@ -2,12 +2,13 @@
 
 A call allocates outputs, hands host values over in one block, turns places into addresses and
 launches. Equal addresses come again in a training loop; then what was launched before is captured
-once as a graph and replayed.
+as a graph and replayed: one graph, or two where checks are read in between.
 """
 
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,16 @@ import numpy as np
 
 from everyo.compile.cpu import extent
 from everyo.compile.cuda import toolchain
-from everyo.compile.cuda.plan import ARRAYS, NUMBER, Plan, Step
+from everyo.compile.cuda.plan import (
+    ARRAYS,
+    FLAGS,
+    NUMBER,
+    TABLE,
+    WORD,
+    Argument,
+    Plan,
+    Step,
+)
 from everyo.compile.cuda.runtime import Buffer, Runtime
 from everyo.compile.ir import Graph, Node, require
 from everyo.core.device import Device
@@ -24,7 +34,7 @@ from everyo.core.watch import Watcher
 from everyo.exceptions import EveryODeviceError
 
 ALIGN = 64
-GRAPHS = 4  # captured graphs kept per program, one per set of addresses
+GRAPHS = 4  # sets of addresses per program whose tables and graphs are kept
 
 Arrays = Sequence[Any]
 
@@ -75,13 +85,13 @@ class Program:
             given, _ = self._on_device(arrays)
             given = [a.copy() if i in self.written else a for i, a in enumerate(given)]
             loaded, addresses = self._bound(given, outputs)
-            loaded.run(addresses, 0, len(self.kernels))
+            loaded.launch(addresses, 0, len(self.kernels))
             medians = []
             for i in range(len(self.kernels)):
                 times = []
                 for _ in range(repeats):
                     start = self.runtime.event()
-                    loaded.run(addresses, i, i + 1)
+                    loaded.launch(addresses, i, i + 1)
                     times.append(self.runtime.elapsed(start, self.runtime.event()))
                 medians.append(sorted(times)[len(times) // 2])
         return medians
@@ -191,38 +201,80 @@ class Program:
             self._plans[vector] = _Loaded(Plan(self.graph, vector), self.runtime)
         return self._plans[vector]
 
-    def _bound(self, given: Arrays, outputs: Arrays) -> tuple["_Loaded", list[int]]:
+    def _bound(self, given: Arrays, outputs: Arrays) -> tuple["_Loaded", "_Addresses"]:
         """The plan that the alignment of these arrays allows, and the addresses by place."""
         for n, a in zip(self.legal.inputs, given, strict=True):
             require((a.shape, a.dtype) == (n.shape, n.dtype), "input", n, "got", a.shape, a.dtype)
-        found = [a.address for a in (*given, *outputs)]
+        found = tuple(a.address for a in (*given, *outputs))
         vector = all(
             found[place - ARRAYS] % align == 0 for place, align in self._loaded(True).plan.aligned
         )
         loaded = self._loaded(vector)
-        return loaded, [loaded.arena.address, 0, *found]
+        return loaded, loaded.addresses(found)
 
     def _run(self, given: Arrays, outputs: Arrays) -> None:
         loaded, addresses = self._bound(given, outputs)
         plan = loaded.plan
-        if not plan.flags:
-            loaded.replay(addresses)
-            return
-        loaded.run(addresses, 0, plan.guard)
-        for check, offset in zip(self.legal.checks, plan.flags, strict=True):
-            if self.runtime.download(loaded.arena.address + offset, 1)[0]:
+        if plan.flags:
+            loaded.run(addresses, 0, plan.guard)
+            self._check(loaded, addresses)
+        loaded.run(addresses, plan.guard if plan.flags else 0, len(plan.steps))
+
+    def _check(self, loaded: "_Loaded", addresses: "_Addresses") -> None:
+        """Raise the error of the first check that failed. The flags come in one copy."""
+        plan = loaded.plan
+        read = self.runtime.download(loaded.flags.address, plan.flag_bytes)
+        for check, (place, shift) in zip(self.legal.checks, plan.flags, strict=True):
+            bad = (
+                read[shift]
+                if place == FLAGS
+                else self.runtime.download(addresses.of((place, shift)), 1)[0]
+            )
+            if bad:
                 raise check.error(check.message)
-        loaded.run(addresses, plan.guard, len(plan.steps))
+
+
+class _Addresses:
+    """The address of every place for one set of arrays, the table of arguments that holds such
+    addresses, and the graphs captured for it by the first of their steps."""
+
+    def __init__(self, plan: Plan, runtime: Runtime, by_place: Sequence[int]) -> None:
+        self.by_place = list(by_place)
+        self.graphs: dict[int, Any] = {}
+        self.table: Buffer | None = None
+        if plan.table:
+            self.table = Buffer(runtime, WORD * len(plan.table))
+            self.by_place[TABLE] = self.table.address
+            words = np.array([self.of(a) for a in plan.table], np.uint64)
+            runtime.upload(self.table.address, words)
+
+    def of(self, argument: Argument) -> int:
+        """An argument as a number."""
+        place, shift = argument
+        return shift if place == NUMBER else self.by_place[place] + shift
 
 
 class _Loaded:
-    """A plan with its kernels loaded, an arena, and the graphs captured so far."""
+    """A plan with its kernels loaded, an arena, and what belongs to the last sets of arrays."""
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         self.plan, self.runtime = plan, runtime
         self.arena = Buffer(runtime, plan.arena_bytes)
+        self.flags = Buffer(runtime, plan.flag_bytes)
         self.kernels: list[Any] = [None] * len(plan.steps)
-        self.graphs: dict[tuple[int, ...], Any] = {}
+        self.known: OrderedDict[tuple[int, ...], _Addresses] = OrderedDict()
+
+    def addresses(self, arrays: tuple[int, ...]) -> _Addresses:
+        """What belongs to arrays at these addresses."""
+        found = self.known.get(arrays)
+        if found is None:
+            places = (self.arena.address, self.flags.address, 0, *arrays)
+            found = self.known[arrays] = _Addresses(self.plan, self.runtime, places)
+            if len(self.known) > GRAPHS:
+                self.known.popitem(last=False)
+        else:
+            self.known.move_to_end(arrays)
+        return found
 
     def kernel(self, i: int) -> Any:
         """The kernel of a step, compiled when it is first launched."""
@@ -232,10 +284,11 @@ class _Loaded:
             self.kernels[i] = self.runtime.load(code)
         return self.kernels[i]
 
-    def run(self, addresses: Sequence[int], start: int, end: int) -> None:
+    def launch(self, addresses: _Addresses, start: int, end: int) -> None:
+        """Launch steps one by one."""
         for i in range(start, end):
             step, watcher = self.plan.steps[i], Watcher.active
-            args = [v if p == NUMBER else addresses[p] + v for p, v in step.arguments]
+            args = [addresses.of(a) for a in step.arguments]
             if watcher is None:
                 self._launch(i, step, args)
                 continue
@@ -247,22 +300,18 @@ class _Loaded:
         if step.product is None or not self.runtime.gemm(step.product, *args):
             self.runtime.launch(self.kernel(i), step.blocks, step.threads, args, step.name)
 
-    def replay(self, addresses: Sequence[int]) -> None:
-        """Run everything; addresses that come a second time are captured, then replayed."""
-        key = tuple(addresses)
-        count = len(self.plan.steps)
-        if Watcher.active is not None:  # a graph has no times of its kernels
-            self.run(addresses, 0, count)
-            return
-        if key not in self.graphs:
-            if len(self.graphs) >= GRAPHS:
-                self.graphs.pop(next(iter(self.graphs)))
-            self.graphs[key] = None
-            self.run(addresses, 0, count)
-            return
-        if self.graphs[key] is None:
-            self.graphs[key] = self.runtime.capture(lambda: self.run(addresses, 0, count))
-        self.graphs[key]()
+    def run(self, addresses: _Addresses, start: int, end: int) -> None:
+        """Launch steps; addresses that come a second time are captured, then replayed."""
+        graphs = addresses.graphs
+        if Watcher.active is not None or start == end:  # a graph has no times of its kernels
+            self.launch(addresses, start, end)
+        elif start not in graphs:
+            graphs[start] = None
+            self.launch(addresses, start, end)
+        else:
+            if graphs[start] is None:
+                graphs[start] = self.runtime.capture(lambda: self.launch(addresses, start, end))
+            graphs[start]()
 
 
 def _like(a: DeviceArray, strides: Sequence[int]) -> DeviceArray:

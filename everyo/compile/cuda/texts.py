@@ -6,10 +6,10 @@ generated kernels; a thread works on what its number `i` says, unless a comment 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from everyo.compile.cuda.heads import Text
 from everyo.compile.cuda.lower import THREADS, WARP, power_of_two
 from everyo.compile.cuda.printer import DevicePrinter
 from everyo.compile.cuda.statements import Across, DeviceKernel
@@ -18,28 +18,20 @@ from everyo.compile.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from everyo.compile.program import FOLDS, KINDS, first
 
 NONE: frozenset[int] = frozenset()
-NUMBER = "    i = u32(u32(cuda.blockIdx.x) * u32({threads}) + u32(cuda.threadIdx.x))\n"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A kernel, the kinds of its parameters and its grid."""
-
-    text: str
-    params: tuple[str, ...]
-    blocks: int
-    threads: int
+NUMBER = "    i = u32(block * u32({threads}) + u32(cuda.threadIdx.x))\n"
 
 
 def each(count: int, params: Sequence[str], body: str) -> Text:
     """A kernel with one thread for each of `count` things."""
     threads = min(THREADS, max(WARP, -(-count // WARP) * WARP))
-    names = ", ".join(f"p{k}" for k in range(len(params)))
     lines = "".join(f"        {line}\n" for line in body.strip("\n").split("\n"))
-    text = (
-        f"def kernel({names}):\n{NUMBER.format(threads=threads)}    if i < u32({count}):\n{lines}"
-    )
-    return Text(text, tuple(params), max(1, -(-count // threads)), threads)
+    text = f"{NUMBER.format(threads=threads)}    if i < u32({count}):\n{lines}"
+    return kernel(text, params, max(1, -(-count // threads)), threads)
+
+
+def kernel(body: str, params: Sequence[str], blocks: int, threads: int) -> Text:
+    """A kernel whose parameters are p0, p1, ..."""
+    return Text(body, tuple(f"p{k}" for k in range(len(params))), tuple(params), blocks, threads)
 
 
 def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text:
@@ -76,7 +68,7 @@ def combine(op: str, dtype: np.dtype, size: int, teams: int, pair: bool) -> Text
     ]  # fmt: skip
     body = "".join(f"    {line}\n" for line in lines)
     kinds = (f"{kind}*", f"{kind}*")
-    return Text(f"def kernel(p0, p1):\n{body}", kinds, -(-size // per), threads)
+    return kernel(body, kinds, -(-size // per), threads)
 
 
 def copy(
@@ -207,11 +199,10 @@ def cumsum(dtype: np.dtype, rows: int, n: int) -> Text:
         if pair
         else f"x = ld(w, j)\n        t = {plain}"
     )
-    text = f"""def kernel(p0, p1):
-    w = cuda.shared.array({threads}, t_{kind})
+    body = f"""    w = cuda.shared.array({threads}, t_{kind})
     we = cuda.shared.array({threads}, t_{kind})
     me = u32(cuda.threadIdx.x)
-    base = u64(u32(cuda.blockIdx.x)) * u64({n})
+    base = u64(block) * u64({n})
     low = u32(min(me * u32({share}), u32({n})))
     high = u32(min(low + u32({share}), u32({n})))
     t, te = {kind}(0), {kind}(0)
@@ -235,7 +226,7 @@ def cumsum(dtype: np.dtype, rows: int, n: int) -> Text:
         st(p1, base + k, {total})
         k = u32(k + u32(1))
 """
-    return Text(text, (f"{kind}*", f"{kind}*"), rows, threads)
+    return kernel(body, (f"{kind}*", f"{kind}*"), rows, threads)
 
 
 def random(dtype: np.dtype, count: int) -> Text:
