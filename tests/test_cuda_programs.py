@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 if toolchain.missing() is None:
-    from everyo.compile.cuda import emulator, gemm, plan, printer
+    from everyo.compile.cuda import emulator, gemm, heads, plan, printer
     from everyo.compile.cuda.emulator import EmulatedRuntime
     from everyo.compile.cuda.program import Program
     from everyo.compile.cuda.ptx import PTXError
@@ -170,6 +170,128 @@ def test_checks_come_before_writes_and_host_state_is_written_back():
     with pytest.raises(ValueError, match="too large"):
         program([state, np.float32(5)])
     np.testing.assert_array_equal(state, [0, 2, 4, 6])
+
+
+def test_a_flag_that_is_a_result_too_is_read():
+    b = Builder()
+    x, bound = b.input((4,)), b.input(())
+    bad = b.reduce("max", b.op("greater", x, bound), (0,))
+    graph = Graph("step", (x, bound), (bad,), (), (ir.Check(bad, ValueError, "too large"),))
+    program = Program(graph, emulator.runtime())
+    state = np.arange(4, dtype=np.float32)
+    assert not program([state, np.float32(10)])[0].numpy()
+    with pytest.raises(ValueError, match="too large"):
+        program([state, np.float32(2)])
+
+
+def test_long_graphs_of_scalars():
+    b = Builder()
+    x = b.input(())
+    y = x
+    for _ in range(100):
+        y = b.op("add", b.op("multiply", y, 0.99), b.op("tanh", y))
+    graph = Graph("long", (x,), (y,))
+    arrays = [np.array(0.1, np.float32)]
+    compare(graph, arrays, run(graph, arrays))
+
+
+def many_updates(sizes):
+    """Several arrays, each updated in the same way, and the arrays."""
+    b = Builder()
+    rng = np.random.default_rng(0)
+    arrays = [np.float32(0.5), *(rng.standard_normal(n).astype(np.float32) for n in sizes)]
+    rate, *states = [b.input(np.shape(a)) for a in arrays]
+    writes = tuple((x, b.op("subtract", x, b.op("multiply", b.op("exp", x), rate))) for x in states)
+    return Graph("updates", (rate, *states), (), writes), [np.array(a) for a in arrays]
+
+
+@pytest.mark.parametrize("vector", [True, False])
+def test_equal_updates_of_many_arrays_are_one_launch(vector):
+    graph, arrays = many_updates([2, 7, 1024, 1025, 3000, 4, 33])
+    (step,) = plan.Plan(graph, vector).steps
+    assert (step.rows, step.blocks) == (7, 10 if vector else 25)
+    assert vector == ("ld4(p" in step.text) == ("st4(p" in step.text)
+    compare(graph, arrays, run(graph, arrays))
+    graph, arrays = many_updates([5, 4 * 256 * plan.FEW + 1])
+    assert [s.rows for s in plan.Plan(graph).steps] == [1, 1]
+
+
+def side_by_side(graph, arrays, copies=3):
+    """A graph that does the same for several sets of inputs, node by node."""
+    b = Builder()
+    made = [
+        {n: b.input(n.shape, n.dtype, n.param("strides")) for n in graph.inputs}
+        for _ in range(copies)
+    ]
+    for n in ir.walk(graph.roots):
+        for nodes in made:
+            if n not in nodes:
+                nodes[n] = b.make(n.op, *(nodes[o] for o in n.inputs), **dict(n.params))
+    inputs = tuple(m[n] for m in made for n in graph.inputs)
+    outputs = tuple(m[n] for m in made for n in graph.outputs)
+    writes = tuple((m[t], m[v]) for m in made for t, v in graph.writes)
+    return Graph("side by side", inputs, outputs, writes), arrays * copies
+
+
+def tables_change_no_bit(seeds, mood, monkeypatch):
+    """Results of launches with tables and without; how many tables there were."""
+    rows = 0
+    for seed in seeds:
+        graph, arrays = side_by_side(*random_graph(seed, 8, mood, 300))
+        graph = passes.run(graph)
+        rows += sum(s.rows > 1 for s in plan.Plan(graph).steps)
+        together = run(graph, arrays)
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "FEW", -1)
+            assert all(s.rows == 1 for s in plan.Plan(graph).steps)
+            apart = run(graph, arrays)
+        for a, b in zip(together[0] + together[1], apart[0] + apart[1], strict=True):
+            assert a.tobytes() == b.tobytes(), f"random_graph({seed}, 8, {mood!r}, 300)"
+    return rows
+
+
+@pytest.mark.parametrize("mood", ["tame", "exact"])
+def test_launches_of_tables_change_no_bit(mood, monkeypatch):
+    assert tables_change_no_bit(range(10), mood, monkeypatch) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mood", ["tame", "exact"])
+def test_launches_of_tables_change_no_bit_in_many_programs(mood, monkeypatch):
+    assert tables_change_no_bit(range(10, 150), mood, monkeypatch) > 140
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("<= own", "< own"), ("u32(own - ld(table, row))", "u32(own)")],
+    ids=["a wrong row", "wrong blocks"],
+)  # fmt: skip
+def test_a_wrong_head_of_a_table_is_caught(right, wrong, monkeypatch):
+    assert right in heads.TABLE
+    monkeypatch.setattr(heads, "TABLE", heads.TABLE.replace(right, wrong))
+    graph, arrays = many_updates([1024, 1025, 3000])
+    with pytest.raises((AssertionError, PTXError)):
+        compare(graph, arrays, run(graph, arrays))
+
+
+def test_equal_addresses_are_replayed_as_graphs():
+    b = Builder()
+    x, bound = b.input((6,)), b.input(())
+    bad = b.reduce("max", b.op("greater", x, bound), (0,))
+    result = b.reduce("sum", x, (0,))
+    checks = (ir.Check(bad, ValueError, "too large"),)
+    graph = Graph("step", (x, bound), (result,), ((x, b.op("add", x, 1.0)),), checks)
+    runtime = EmulatedRuntime()
+    program = Program(graph, runtime)
+    state, most = Buffer(runtime, 24), Buffer(runtime, 4)
+    runtime.upload(state.address, np.zeros(6, np.float32))
+    runtime.upload(most.address, np.float32(4))
+    arrays = [DeviceArray(state, (6,), F32), DeviceArray(most, (), F32)]
+    sums = [program(arrays)[0].numpy().item() for _ in range(5)]
+    assert sums == [0, 6, 12, 18, 24]
+    assert runtime.counts["replays"] == 8  # before and after the check, from the second call on
+    with pytest.raises(ValueError, match="too large"):
+        program(arrays)
+    np.testing.assert_array_equal(arrays[0].numpy(), np.full(6, 5))
 
 
 def test_overlapping_written_arrays_work_on_copies():

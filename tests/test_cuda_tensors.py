@@ -155,8 +155,42 @@ def test_the_array_interface_describes_the_memory(cuda):
     assert face["version"] == 3 and face["shape"] == (3, 2) and face["strides"] == (4, 12)
     assert face["typestr"] == "<f4" and face["data"] == (t.data.address, False)
     assert t.__dlpack_device__() == (2, 0)
+    empty = on_cuda(np.zeros((0, 3))).__cuda_array_interface__
+    assert empty["data"] == (0, False) and empty["shape"] == (0, 3)
     with pytest.raises(AttributeError):
         _ = eo.tensor([1.0]).__cuda_array_interface__
+
+
+class Foreign:
+    """What another library shows of an array: the array interface alone."""
+
+    def __init__(self, face):
+        self.__cuda_array_interface__ = face
+
+
+@needs_compiler
+def test_arrays_of_other_libraries_are_shared_through_the_array_interface(cuda):
+    t = on_cuda(np.arange(6).reshape(2, 3))
+    face = t.T.__cuda_array_interface__
+    shared = eo.from_dlpack(Foreign(face))
+    assert shared.device == "cuda:0" and shared.shape == (3, 2)
+    shared += 1
+    np.testing.assert_array_equal(t.numpy(), np.arange(6).reshape(2, 3) + 1)
+    del shared  # the memory is not ours to give back
+    np.testing.assert_array_equal((t * 2).numpy(), 2 * np.arange(6).reshape(2, 3) + 2)
+    with pytest.raises(BufferError, match="only be read"):
+        eo.from_dlpack(Foreign(face | {"data": (face["data"][0], True)}))
+    with pytest.raises(eo.EveryODTypeError):
+        eo.from_dlpack(Foreign(face | {"typestr": "<c16"}))
+
+
+@needs_compiler
+def test_dlpack_says_what_it_cannot_do(cuda):
+    t = on_cuda([1.0, 2.0])
+    with pytest.raises(BufferError, match=r"cuda:0.*\(1, 0\)"):
+        t.data.__dlpack__(dl_device=(1, 0))
+    with pytest.raises(BufferError, match="emulator"):
+        t.__dlpack__(stream=1)
 
 
 @needs_compiler
@@ -208,6 +242,25 @@ def test_training_on_the_device_is_training_on_the_cpu(cuda, compiled):
     np.testing.assert_allclose(got[0], want[0], rtol=1e-4)
     for mine, theirs in zip(got[1] + got[2], want[1] + want[2], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-5)
+
+
+@needs_compiler
+def test_one_launch_updates_all_parameters(cuda):
+    layers = [eo.Linear(5, 7), eo.Tanh(), eo.Linear(7, 9), eo.Tanh(), eo.Linear(9, 3)]
+    model = eo.Sequential(*layers).to("cuda")
+    optimizer = eo.Adam(model.parameters())
+
+    @eo.compile
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(on_cuda(np.ones((4, 5))))
+    updates = [s for s in step._latest.program.kernels if "sqrt divide add" in s.name]
+    assert [s.rows for s in updates] == [6]
 
 
 @needs_compiler

@@ -106,7 +106,31 @@ def test_importing_the_package_imports_no_compiler_and_no_optional_package():
     top_level = {name.split(".")[0] for name in run.stdout.split()}
     assert {"everyo", "numpy"} <= top_level
     heavy = {"numba", "llvmlite", "matplotlib", "scipy", "onnx", "onnxruntime", "yaml", "mpi4py"}
-    assert top_level & heavy == set()
+    assert top_level & (heavy | {"cuda", "numba_cuda"}) == set()
+
+
+def test_code_for_the_cpu_imports_nothing_of_cuda():
+    code = """
+import sys, numpy as np, everyo as eo
+model = eo.Linear(3, 2, seed=0)
+optimizer = eo.Adam(model.parameters())
+@eo.compile
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+for _ in range(3):
+    step(np.ones((4, 3), np.float32))
+print(*sys.modules)
+"""
+    run = in_fresh_python(code)
+    assert run.returncode == 0, run.stderr
+    loaded = set(run.stdout.split())
+    assert "everyo.compile.rows" in loaded
+    parts = {tuple(name.split(".")[:3]) for name in loaded}
+    assert not {p for p in parts if p[0] in ("cuda", "numba_cuda") or p[2:] == ("cuda",)}
 
 
 def test_eager_code_does_not_wait_for_the_rest_of_the_package():

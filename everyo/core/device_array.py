@@ -17,6 +17,7 @@ from everyo.core.namespace import DEVICES
 from everyo.exceptions import EveryODeviceError
 
 Shape = tuple[int, ...]
+CUDA = 2  # DLPack's number for devices of this kind
 REDUCTIONS = {
     "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_or": "any",
     "logical_and": "all",
@@ -252,15 +253,44 @@ class DeviceArray:
         """Version 3 of the protocol: CuPy, Numba and PyTorch share the bytes."""
         return {
             "shape": self.shape, "strides": None if self.is_contiguous else self.strides,
-            "typestr": self.dtype.str, "data": (self.address, False), "version": 3,
-            "stream": self.buffer.runtime.stream_number,
+            "typestr": self.dtype.str, "data": (self.address if self.size else 0, False),
+            "version": 3, "stream": self.buffer.runtime.stream_number,
         }  # fmt: skip
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.buffer.runtime.exported(self).__dlpack__(**kwargs)
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        if dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__():
+            raise BufferError(f"DLPack: an array on {self.device} is not exported to {dl_device}")
+        shared = self.copy() if copy else self
+        exported = self.buffer.runtime.exported(shared, stream)
+        return exported.__dlpack__(stream=-1, max_version=max_version)
+
+    @classmethod
+    def shared(cls, source: Any) -> "DeviceArray":
+        """An array over the memory of another library's array on a CUDA device. What that library
+        has launched so far comes first."""
+        kind, index = source.__dlpack_device__() if hasattr(source, "__dlpack__") else (CUDA, 0)
+        if kind != CUDA:
+            raise BufferError(f"DLPack: device type {int(kind)} is neither the host's nor CUDA")
+        runtime = cuda.backend().runtime(index)
+        face, owner = getattr(source, "__cuda_array_interface__", None), source
+        if face is None:
+            owner, face = runtime.interface(source)
+        if face["data"][1]:
+            raise BufferError("an array that can only be read cannot be shared with EveryO")
+        stream = face.get("stream")
+        if stream is not None:
+            runtime.wait_for(stream)
+        dtype = np.dtype(face["typestr"])
+        strides = face.get("strides") or contiguous(face["shape"], dtype.itemsize)
+        size = math.prod(face["shape"]) * dtype.itemsize
+        buffer = cuda.backend().shared(index, face["data"][0], size, owner)
+        return cls(buffer, face["shape"], dtype, strides)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.buffer.runtime.index)  # kDLCUDA
+        return (CUDA, self.buffer.runtime.index)
 
 
 def _restored(array: np.ndarray, device: str) -> Any:

@@ -530,8 +530,16 @@ def is_tensor(obj: Any) -> bool:
     return isinstance(obj, Tensor)
 
 
+HOSTS = (1, 3)  # DLPack's numbers for memory of the host: any, pinned for CUDA
+
+
 def from_dlpack(source: Any) -> Tensor:
-    """A tensor that shares the memory of any CPU array with `__dlpack__`."""
+    """A tensor that shares the memory of any array with `__dlpack__`, on the host or on a CUDA
+    device; there `__cuda_array_interface__` will do as well."""
+    if not hasattr(source, "__dlpack_device__") or source.__dlpack_device__()[0] not in HOSTS:
+        shared = DeviceArray.shared(source)
+        as_dtype(shared.dtype)
+        return Tensor._wrap(shared)
     array = np.from_dlpack(source)
     return Tensor._wrap(array.view(as_dtype(array.dtype)))
 

@@ -35,6 +35,10 @@ class Backend:
         """New bytes on a device."""
         return Buffer(self.runtime(index), size)
 
+    def shared(self, index: int, address: int, size: int, owner: Any) -> Buffer:
+        """The bytes of another library on a device."""
+        return Buffer(self.runtime(index), size, address, owner)
+
     def devices(self) -> list[dict[str, Any]]:
         """Name, compute capability and whether it is emulated, for each device."""
         if emulated():

@@ -17,6 +17,8 @@ from everyo.compile.cuda import cublas, toolchain
 from everyo.compile.cuda.runtime import Gemm
 from everyo.compile.cuda.toolchain import Code
 
+LEGACY = 1  # the number of the legacy default stream
+
 
 @cache
 def reason() -> str | None:
@@ -58,7 +60,7 @@ class DeviceRuntime:
         self._thread = threading.local()
         self._here()
         self.stream = self.device.create_stream()
-        self.target: Any = self.stream  # where launches go: the stream, or a graph being built
+        self.capturing = threading.RLock()  # held while cuBLAS launches, or a graph is built
         capability = self.device.compute_capability
         self.cc = (capability.major, capability.minor)
         self.buffers: dict[int, Any] = {}
@@ -110,13 +112,16 @@ class DeviceRuntime:
         config = self.configs.get((blocks, threads))
         if config is None:
             config = self.configs[blocks, threads] = self._config(grid=blocks, block=threads)
-        self._launch(self.target, config, kernel, *args)
+        # where launches of this thread go: the stream, or the graph that it builds
+        target = getattr(self._thread, "target", None)
+        self._launch(target or self.stream, config, kernel, *args)
 
     def gemm(self, product: Gemm, a: int, b: int, c: int) -> bool:
         if self.blas is None:
             return False
         self._here()
-        self.blas.multiply(product, a, b, c)
+        with self.capturing:
+            self.blas.multiply(product, a, b, c)
         return True
 
     def allow_tf32(self, allowed: bool) -> None:
@@ -124,18 +129,23 @@ class DeviceRuntime:
             self.blas.allow_tf32(allowed)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        builder = self.stream.create_graph_builder()
-        builder.begin_building()
-        self.target = builder
-        if self.blas is not None:
-            self.blas.use(int(builder.stream.handle))
-        try:
-            run()
-        finally:
-            self.target = self.stream
-            if self.blas is not None:
-                self.blas.use(int(self.stream.handle))
-            graph = builder.end_building().complete()
+        """The graph is built on a stream of its own: memory that is given back in the meantime, or
+        what other threads launch, is no part of it."""
+        self._here()
+        builder = self.device.create_graph_builder()
+        with self.capturing:
+            builder.begin_building()
+            self._thread.target = builder
+            try:
+                if self.blas is not None:
+                    self.blas.use(int(builder.stream.handle))
+                run()
+            finally:
+                self._thread.target = None
+                builder.end_building()
+                if self.blas is not None:
+                    self.blas.use(int(self.stream.handle))
+        graph = builder.complete()
         return lambda: graph.launch(self.stream)
 
     @property
@@ -143,14 +153,45 @@ class DeviceRuntime:
         """The stream that others must wait for, in the array interface."""
         return int(self.stream.handle)
 
-    def exported(self, array: Any) -> Any:
-        """What speaks DLPack for a device array, which it keeps alive."""
+    def exported(self, array: Any, stream: int | None) -> Any:
+        """What speaks DLPack for a device array, which it keeps alive; `stream` waits for what was
+        launched so far. As DLPack has it, None and 1 are the legacy default stream, 2 is that of
+        the thread, -1 waits for nothing, and 0 says too little."""
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
+        if stream == 0:
+            raise ValueError("DLPack: stream 0 is ambiguous; pass 1, 2, or the address of a stream")
+        self._here()
+        if stream != -1:
+            waiting, event = LEGACY if stream is None else stream, self.stream.record()
+            self._check(self._driver.cuStreamWaitEvent(waiting, event.handle, 0))
         buffer = Buffer.from_handle(array.address, max(array.nbytes, 1), owner=array)
         steps = tuple(s // array.itemsize for s in array.strides)
         return StridedMemoryView.from_buffer(buffer, array.shape, steps, dtype=array.dtype)
+
+    def interface(self, source: Any) -> tuple[Any, dict[str, Any]]:
+        """The array interface of what only speaks DLPack, and what keeps its memory alive."""
+        from cuda.core.utils import StridedMemoryView
+
+        self._here()
+        view = StridedMemoryView.from_dlpack(source, self.stream_number)
+        steps = None if view.strides is None else tuple(
+            s * view.dtype.itemsize for s in view.strides
+        )  # fmt: skip
+        return view, {
+            "shape": view.shape, "strides": steps, "typestr": view.dtype.str, "stream": None,
+            "data": (view.ptr, view.is_readonly),
+        }  # fmt: skip
+
+    def wait_for(self, stream: int) -> None:
+        self._here()
+        driver = self._driver
+        made, event = driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._check((made,))
+        self._check(driver.cuEventRecord(event, stream))
+        self._check(driver.cuStreamWaitEvent(self.stream.handle, event, 0))
+        self._check(driver.cuEventDestroy(event))  # once it has happened
 
     def event(self) -> Any:
         from cuda.core import EventOptions

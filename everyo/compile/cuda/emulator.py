@@ -87,13 +87,20 @@ class EmulatedRuntime:
             self.recording = None
 
         def replay() -> None:
+            self.counts["replays"] += 1
             for step in recorded:
                 step()
 
         return replay
 
-    def exported(self, array: Any) -> Any:
+    def exported(self, array: Any, stream: int | None) -> Any:
         raise BufferError("the memory of the emulated device exists for the emulator only")
+
+    def interface(self, source: Any) -> tuple[Any, dict[str, Any]]:
+        raise BufferError("the emulated device cannot reach the memory of a real one")
+
+    def wait_for(self, stream: int) -> None:
+        """Nothing runs later here."""
 
     def event(self) -> float:
         return time.perf_counter()

@@ -1,8 +1,9 @@
 """The memory of an emulated device, and who touched what since the last barrier.
 
 Every allocation has an address range of its own with unmapped gaps between them, so a wild access
-hits nothing. `History` remembers the last writer and readers of each element and finds two threads
-that use one element without a barrier between them.
+hits nothing; ranges that were given back are used again, as by a pool. `History` remembers the last
+writer and readers of each element and finds two threads that use one element without a barrier
+between them.
 """
 
 import bisect
@@ -27,6 +28,11 @@ class Allocation:
         self.valid = np.zeros(self.data.size, np.bool_)
 
 
+def _range(size: int) -> int:
+    """The bytes that an allocation keeps others away from."""
+    return -(-max(size, 1) // PAGE) * PAGE + PAGE
+
+
 class DeviceMemory:
     """The global memory of an emulated device."""
 
@@ -35,13 +41,17 @@ class DeviceMemory:
         self.blocks: list[Allocation] = []
         self.next = FIRST
         self.used = 0
+        self.spare: dict[int, list[int]] = {}  # addresses given back, by the size of their range
 
     def allocate(self, size: int) -> int:
         """The address of new, uninitialised bytes."""
-        block = Allocation(self.next, size)
-        self.next += -(-max(size, 1) // PAGE) * PAGE + PAGE
-        self.starts.append(block.address)
-        self.blocks.append(block)
+        spare = self.spare.get(_range(size))
+        block = Allocation(spare.pop() if spare else self.next, size)
+        if block.address == self.next:
+            self.next += _range(size)
+        i = bisect.bisect_left(self.starts, block.address)
+        self.starts.insert(i, block.address)
+        self.blocks.insert(i, block)
         self.used += size
         return block.address
 
@@ -49,7 +59,9 @@ class DeviceMemory:
         i = bisect.bisect_left(self.starts, address)
         if i == len(self.starts) or self.starts[i] != address:
             raise PTXError(f"free of {address:#x}, which is no allocation")
-        self.used -= self.blocks[i].size
+        size = self.blocks[i].size
+        self.used -= size
+        self.spare.setdefault(_range(size), []).append(address)
         del self.starts[i], self.blocks[i]
 
     def find(self, address: int, size: int) -> Allocation:

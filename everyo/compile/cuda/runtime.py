@@ -73,8 +73,14 @@ class Runtime(Protocol):
     def stream_number(self) -> int | None:
         """The stream of the array interface."""
 
-    def exported(self, array: Any) -> Any:
-        """An object that exports a device array by DLPack."""
+    def exported(self, array: Any, stream: int | None) -> Any:
+        """An object that exports a device array by DLPack, to be used on a stream."""
+
+    def interface(self, source: Any) -> tuple[Any, dict[str, Any]]:
+        """An owner and the array interface of an array on this device that only has DLPack."""
+
+    def wait_for(self, stream: int) -> None:
+        """Let what is launched from now on wait for another library's stream."""
 
     def event(self) -> Any:
         """A mark in the stream."""
@@ -87,15 +93,17 @@ class Runtime(Protocol):
 
 
 class Buffer:
-    """Device bytes that are given back when nobody holds them."""
+    """Device bytes that are given back when nobody holds them; those of an `owner` are its own."""
 
-    __slots__ = ("__weakref__", "address", "runtime", "size")
+    __slots__ = ("__weakref__", "address", "owner", "runtime", "size")
 
-    def __init__(self, runtime: Runtime, size: int) -> None:
-        self.runtime, self.size = runtime, size
-        self.address = runtime.allocate(size)
+    def __init__(
+        self, runtime: Runtime, size: int, address: int | None = None, owner: Any = None
+    ) -> None:
+        self.runtime, self.size, self.owner = runtime, size, owner
+        self.address = runtime.allocate(size) if address is None else address
 
     def __del__(self) -> None:
         address = getattr(self, "address", None)
-        if address is not None:
+        if address is not None and self.owner is None:
             self.runtime.free(address)
