@@ -54,9 +54,13 @@ def facts(kernels: Sequence[Kernel], cc: tuple[int, int]) -> list[Facts]:
         file.write_bytes(toolchain.link(codes, cc))
         listing = _run(tool("nvdisasm"), "-c", str(file))
         usage = _run(tool("cuobjdump"), "-res-usage", str(file))
-    parts = re.split(r"\.section\s+\.text\.kernel(\d+)\b", listing)
-    code = {int(i): Counter(INSTRUCTION.findall(t)) for i, t in zip(parts[1::2], parts[2::2],
-            strict=True)}  # fmt: skip
+    _, *parts = re.split(r"\.section\s+\.text\.([\w$]+)", listing)
+    named = zip(parts[::2], parts[1::2], strict=True)
+    code = {
+        int(name.removeprefix("kernel")): Counter(INSTRUCTION.findall(text))
+        for name, text in named
+        if name.startswith("kernel")  # others are called by several kernels
+    }
     sizes = {int(m[1]): [int(n) for n in m.groups()[1:]] for m in USAGE.finditer(usage)}
     assert sorted(code) == sorted(sizes) == list(range(len(kernels))), (sorted(code), usage)
     return [Facts(*sizes[i], code[i]) for i in range(len(kernels))]

@@ -109,7 +109,8 @@ def faults(kernel, found):
         out.append(f"local memory: {found}")
     if found.registers > kernel.registers:
         out.append(f"{found.registers} registers")
-    if not any(p.startswith("f64") for p in kernel.params) and found.count(DOUBLE.pattern):
+    doubles = "f64*" in kernel.params or "pointer(t_f64" in kernel.text
+    if not doubles and found.count(DOUBLE.pattern):
         out.append(f"float64: {found.instructions}")
     shared = set(re.findall(r"\b(p\d+) = at\(s\d+, ", kernel.text))
     loads, stores = (set(re.findall(rf"\b{x}4\((p\d+), ", kernel.text)) for x in ("ld", "st"))

@@ -47,6 +47,7 @@ class EmulatedRuntime:
         self.memory.free(address)
 
     def upload(self, address: int, data: np.ndarray) -> None:
+        self.counts["uploads"] += 1
         self.memory.write(address, data)
 
     def download(self, address: int, size: int) -> np.ndarray:
