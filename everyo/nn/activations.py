@@ -4,7 +4,7 @@ from typing import Any
 
 from everyo.core.tensor import Tensor
 from everyo.nn.module import Module, register_module
-from everyo.ops import elementwise, reduce
+from everyo.ops import activations, reduce, transcendental
 
 __all__ = [
     "ELU", "GELU", "LeakyReLU", "LogSigmoid", "LogSoftmax", "ReLU", "SiLU", "Sigmoid", "Softmax",
@@ -17,7 +17,7 @@ class ReLU(Module):
     """max(x, 0)."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.relu(x)
+        return activations.relu(x)
 
 
 @register_module
@@ -25,7 +25,7 @@ class Sigmoid(Module):
     """1 / (1 + exp(-x))."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.sigmoid(x)
+        return activations.sigmoid(x)
 
 
 @register_module
@@ -33,7 +33,7 @@ class Tanh(Module):
     """The hyperbolic tangent."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.tanh(x)
+        return transcendental.tanh(x)
 
 
 @register_module
@@ -41,7 +41,7 @@ class SiLU(Module):
     """x * sigmoid(x)."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.silu(x)
+        return activations.silu(x)
 
 
 @register_module
@@ -49,7 +49,7 @@ class Softplus(Module):
     """log(1 + exp(x))."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.softplus(x)
+        return activations.softplus(x)
 
 
 @register_module
@@ -57,7 +57,7 @@ class LogSigmoid(Module):
     """log(sigmoid(x))."""
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.log_sigmoid(x)
+        return activations.log_sigmoid(x)
 
 
 @register_module
@@ -71,7 +71,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.gelu(x, self.approximate)
+        return activations.gelu(x, self.approximate)
 
 
 @register_module
@@ -85,7 +85,7 @@ class LeakyReLU(Module):
         self.negative_slope = negative_slope
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.leaky_relu(x, self.negative_slope)
+        return activations.leaky_relu(x, self.negative_slope)
 
 
 @register_module
@@ -99,7 +99,7 @@ class ELU(Module):
         self.alpha = alpha
 
     def forward(self, x: Any) -> Tensor:
-        return elementwise.elu(x, self.alpha)
+        return activations.elu(x, self.alpha)
 
 
 @register_module

@@ -16,8 +16,8 @@ from everyo.nn.initialization import claim
 from everyo.nn.layers import Dropout, Linear, next_seed
 from everyo.nn.module import Module, register_module
 from everyo.nn.normalization import LayerNorm
+from everyo.ops.activations import relu
 from everyo.ops.contraction import matmul
-from everyo.ops.elementwise import relu
 from everyo.ops.movement import reshape, transpose
 from everyo.ops.reduce import softmax
 

@@ -16,9 +16,10 @@ from everyo.nn.checks import all_hold, whole_numbers
 from everyo.nn.module import Module
 from everyo.ops import composite
 from everyo.ops.elementwise import abs as absolute
-from everyo.ops.elementwise import clip, log, square
+from everyo.ops.elementwise import clip, square
 from everyo.ops.reduce import log_softmax, mean
 from everyo.ops.reduce import sum as total
+from everyo.ops.transcendental import log
 
 __all__ = [
     "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "Loss", "MAELoss", "MSELoss",

@@ -14,9 +14,10 @@ from everyo.exceptions import EveryOShapeError
 from everyo.nn.checks import last_axis, positive_sizes
 from everyo.nn.layers import new_weight, next_seed, zero_bias
 from everyo.nn.module import Module, register_module
+from everyo.ops.activations import sigmoid
 from everyo.ops.contraction import matmul
-from everyo.ops.elementwise import sigmoid, tanh
 from everyo.ops.movement import reshape, split, stack
+from everyo.ops.transcendental import tanh
 
 __all__ = ["GRU", "LSTM", "RNN"]
 

@@ -1,6 +1,7 @@
 """All operations. Importing this package fills the table `OPS` and the methods of `Tensor`."""
 
 from everyo.ops import (
+    activations,
     composite,
     contraction,
     convolution,
@@ -10,9 +11,11 @@ from everyo.ops import (
     movement,
     pooling,
     reduce,
+    transcendental,
 )
 
 __all__ = [
+    "activations",
     "composite",
     "contraction",
     "convolution",
@@ -22,4 +25,5 @@ __all__ = [
     "movement",
     "pooling",
     "reduce",
+    "transcendental",
 ]

@@ -1,7 +1,7 @@
-"""Elementwise ops: one value per point, operands broadcast. Each block is the whole op."""
+"""Elementwise ops: one value per point, operands broadcast. Each block is the whole op; functions of
+analysis are in `transcendental`, those between the layers of a network in `activations`."""
 
 import builtins
-import math
 from typing import Any
 
 import numpy as np
@@ -11,30 +11,29 @@ from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOShapeError
 
-LN2, LN10 = math.log(2.0), math.log(10.0)
-INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
-GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
-
-def _one(low: float = -2.0, high: float = 2.0, **more: Any) -> tuple[Sample, ...]:
+def one(low: float = -2.0, high: float = 2.0, **more: Any) -> tuple[Sample, ...]:
+    """The samples of an op of one operand."""
     return (Sample(((3, 4),), low=low, high=high, **more),)
 
 
-def _two(low: float = -2.0, high: float = 2.0, **more: Any) -> tuple[Sample, ...]:
+def two(low: float = -2.0, high: float = 2.0, **more: Any) -> tuple[Sample, ...]:
+    """The samples of an op of two operands: shapes that broadcast in every way."""
     shapes = [((3, 4), (3, 4)), ((3, 1), (1, 4)), ((4,), (2, 3, 4)), ((), (3,))]
     return tuple(Sample(s, low=low, high=high, **more) for s in shapes)
 
 
-def _op(**fields: Any) -> Any:
+def pointwise(**fields: Any) -> Any:
+    """`op` for a function of the values at one point."""
     return op(kind="elementwise", **fields)
 
 
 # ---------------------------------------------------------------------------------- arithmetic
 
 
-@_op(
+@pointwise(
     vjp=(lambda xp, g, y, a, b: g, lambda xp, g, y, a, b: g),
-    samples=_two(),
+    samples=two(),
     methods=("__add__", "add"),
     primitive="add",
 )
@@ -43,9 +42,9 @@ def add(xp, a, b):
     return xp.add(a, b)
 
 
-@_op(
+@pointwise(
     vjp=(lambda xp, g, y, a, b: g, lambda xp, g, y, a, b: xp.negative(g)),
-    samples=_two(),
+    samples=two(),
     methods=("__sub__", "subtract"),
     primitive="subtract",
 )
@@ -54,10 +53,10 @@ def subtract(xp, a, b):
     return xp.subtract(a, b)
 
 
-@_op(
+@pointwise(
     vjp=(lambda xp, g, y, a, b: xp.multiply(g, b), lambda xp, g, y, a, b: xp.multiply(g, a)),
     saves=("b", "a"),
-    samples=_two(),
+    samples=two(),
     methods=("__mul__", "multiply"),
     primitive="multiply",
 )
@@ -66,13 +65,13 @@ def multiply(xp, a, b):
     return xp.multiply(a, b)
 
 
-@_op(
+@pointwise(
     vjp=(
         lambda xp, g, y, a, b: xp.divide(g, b),
         lambda xp, g, y, a, b: xp.negative(xp.divide(xp.multiply(g, y), b)),
     ),
     saves=("b", "yb"),
-    samples=_two(0.5, 2.0),
+    samples=two(0.5, 2.0),
     methods=("__truediv__", "divide"),
     primitive="divide",
 )
@@ -81,9 +80,9 @@ def divide(xp, a, b):
     return xp.divide(a, b)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.negative(g),
-    samples=_one(),
+    samples=one(),
     methods=("__neg__", "negative"),
     primitive="negative",
 )
@@ -112,11 +111,11 @@ def _power_exponent(xp, g, y, a, b):
         y, xp.log(xp.where(origin, 1.0, a)))))  # fmt: skip
 
 
-@_op(
+@pointwise(
     vjp=(_power_base, _power_exponent),
     saves=("ab", "yab"),
     samples=(
-        *_two(0.5, 2.0),
+        *two(0.5, 2.0),
         Sample(((3, 4), ()), fixed={1: 3}, low=-2),
         Sample(((5,), ()), fixed={1: -1.5}, low=0.5),
     ),
@@ -131,10 +130,10 @@ def power(xp, a, exponent):
     return xp.power(a, exponent)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.multiply(g, xp.multiply(a, 2)),
     saves="a",
-    samples=_one(),
+    samples=one(),
     methods=("square",),
 )
 def square(xp, a):
@@ -142,10 +141,10 @@ def square(xp, a):
     return xp.square(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.negative(xp.multiply(g, xp.multiply(y, y))),
     saves="y",
-    samples=_one(0.5, 2.0),
+    samples=one(0.5, 2.0),
     methods=("reciprocal",),
     reference=lambda a: 1 / a,
 )
@@ -154,13 +153,13 @@ def reciprocal(xp, a):
     return xp.divide(1, a)
 
 
-@_op(samples=_two(1.0, 5.0, smooth=False), methods=("__floordiv__",), primitive="floor_divide")
+@pointwise(samples=two(1.0, 5.0, smooth=False), methods=("__floordiv__",), primitive="floor_divide")
 def floor_divide(xp, a, b):
     """The largest whole number not above a / b. Not differentiable."""
     return xp.floor_divide(a, b)
 
 
-@_op(
+@pointwise(
     vjp=(
         lambda xp, g, y, a, b: g,
         lambda xp, g, y, a, b: xp.negative(xp.multiply(g, xp.floor_divide(a, b))),
@@ -179,10 +178,10 @@ def remainder(xp, a, b):
     return xp.remainder(a, b)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.multiply(g, xp.sign(a)),
     saves="a",
-    samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2)),
+    samples=(*one(0.2, 2.0), *one(-2.0, -0.2)),
     aliases=("absolute",),
     methods=("__abs__", "abs"),
     primitive="abs",
@@ -192,9 +191,9 @@ def abs(xp, a):
     return xp.abs(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype),
-    samples=_one(0.2, 2.0),
+    samples=one(0.2, 2.0),
     methods=("sign",),
     primitive="sign",
 )
@@ -203,9 +202,9 @@ def sign(xp, a):
     return xp.sign(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype),
-    samples=_one(0.1, 0.9),
+    samples=one(0.1, 0.9),
     methods=("floor",),
     primitive="floor",
 )
@@ -214,9 +213,9 @@ def floor(xp, a):
     return xp.floor(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: xp.zeros(a.shape, a.dtype),
-    samples=_one(0.1, 0.9),
+    samples=one(0.1, 0.9),
     methods=("ceil",),
     primitive="ceil",
 )
@@ -225,9 +224,9 @@ def ceil(xp, a):
     return xp.ceil(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a, decimals: xp.zeros(a.shape, a.dtype),
-    samples=(*_one(0.1, 0.4), Sample(((4,),), params={"decimals": 1}, low=0.11, high=0.14)),
+    samples=(*one(0.1, 0.4), Sample(((4,),), params={"decimals": 1}, low=0.11, high=0.14)),
     aliases=("rint",),
     methods=("round", "__round__"),
 )
@@ -240,389 +239,6 @@ def round(xp, a, *, decimals=0):
     scale = 10.0 ** builtins.abs(decimals)
     up, down = (xp.multiply, xp.divide) if decimals > 0 else (xp.divide, xp.multiply)
     return down(xp.rint(up(a, scale)), scale)
-
-
-# ---------------------------------------------------------------------------------- exponentials
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, y),
-    saves="y",
-    samples=_one(),
-    methods=("exp",),
-    primitive="exp",
-)
-def exp(xp, a):
-    """e ** a."""
-    return xp.exp(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.add(y, 1)),
-    saves="y",
-    samples=_one(),
-    methods=("expm1",),
-    primitive="expm1",
-)
-def expm1(xp, a):
-    """e ** a - 1, accurate near 0."""
-    return xp.expm1(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, a),
-    saves="a",
-    samples=_one(0.3, 3.0),
-    methods=("log",),
-    primitive="log",
-)
-def log(xp, a):
-    """The natural logarithm."""
-    return xp.log(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.add(a, 1)),
-    saves="a",
-    samples=_one(-0.5, 3.0),
-    methods=("log1p",),
-    primitive="log1p",
-)
-def log1p(xp, a):
-    """log(1 + a), accurate near 0."""
-    return xp.log1p(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.multiply(a, LN2)),
-    saves="a",
-    samples=_one(0.3, 3.0),
-    methods=("log2",),
-    primitive="log2",
-)
-def log2(xp, a):
-    """The logarithm to base 2."""
-    return xp.log2(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.multiply(a, LN10)),
-    saves="a",
-    samples=_one(0.3, 3.0),
-    methods=("log10",),
-    primitive="log10",
-)
-def log10(xp, a):
-    """The logarithm to base 10."""
-    return xp.log10(a)
-
-
-def _sqrt_vjp(xp, g, y, a):
-    """0.5 / sqrt(a), finite at 0, so that sqrt(sum(t * t)) has gradient 0 at the origin."""
-    smallest = float(np.sqrt(np.finfo(np.dtype(a.dtype)).tiny))
-    return xp.divide(xp.multiply(g, 0.5), xp.where(xp.equal(y, 0), smallest, y))
-
-
-@_op(vjp=_sqrt_vjp, saves="y", samples=_one(0.3, 3.0), methods=("sqrt",), primitive="sqrt")
-def sqrt(xp, a):
-    """The square root; its gradient is finite at 0."""
-    return xp.sqrt(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.multiply(xp.multiply(y, y), 3)),
-    saves="y",
-    samples=_one(0.3, 3.0),
-    methods=("cbrt",),
-    primitive="cbrt",
-)
-def cbrt(xp, a):
-    """The cube root, also of negative numbers."""
-    return xp.cbrt(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(
-        g, xp.multiply(xp.exp(xp.negative(xp.multiply(a, a))), 2 / math.sqrt(math.pi))
-    ),
-    saves="a",
-    samples=_one(),
-    methods=("erf",),
-    primitive="erf",
-    reference=np.vectorize(math.erf, otypes=[np.float64]),
-)
-def erf(xp, a):
-    """The error function."""
-    return xp.erf(a)
-
-
-# ---------------------------------------------------------------------------------- trigonometry
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.cos(a)),
-    saves="a",
-    samples=_one(),
-    methods=("sin",),
-    primitive="sin",
-)
-def sin(xp, a):
-    """The sine of an angle in radians."""
-    return xp.sin(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.negative(xp.multiply(g, xp.sin(a))),
-    saves="a",
-    samples=_one(),
-    methods=("cos",),
-    primitive="cos",
-)
-def cos(xp, a):
-    """The cosine of an angle in radians."""
-    return xp.cos(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.add(xp.multiply(y, y), 1)),
-    saves="y",
-    samples=_one(-1.2, 1.2),
-    methods=("tan",),
-    primitive="tan",
-)
-def tan(xp, a):
-    """The tangent of an angle in radians."""
-    return xp.tan(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.sqrt(xp.subtract(1, xp.multiply(a, a)))),
-    saves="a",
-    samples=_one(-0.8, 0.8),
-    aliases=("arcsin",),
-    methods=("asin",),
-    primitive="arcsin",
-    reference=np.arcsin,
-)
-def asin(xp, a):
-    """The angle in [-pi/2, pi/2] whose sine is a."""
-    return xp.arcsin(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.negative(xp.divide(g, xp.sqrt(xp.subtract(1, xp.multiply(a, a))))),
-    saves="a",
-    samples=_one(-0.8, 0.8),
-    aliases=("arccos",),
-    methods=("acos",),
-    primitive="arccos",
-    reference=np.arccos,
-)
-def acos(xp, a):
-    """The angle in [0, pi] whose cosine is a."""
-    return xp.arccos(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.divide(g, xp.add(xp.multiply(a, a), 1)),
-    saves="a",
-    samples=_one(),
-    aliases=("arctan",),
-    methods=("atan",),
-    primitive="arctan",
-    reference=np.arctan,
-)
-def atan(xp, a):
-    """The angle in [-pi/2, pi/2] whose tangent is a."""
-    return xp.arctan(a)
-
-
-def _atan2_part(xp, g, a, b, other):
-    return xp.multiply(g, xp.divide(other, xp.add(xp.multiply(a, a), xp.multiply(b, b))))
-
-
-@_op(
-    vjp=(
-        lambda xp, g, y, a, b: _atan2_part(xp, g, a, b, b),
-        lambda xp, g, y, a, b: xp.negative(_atan2_part(xp, g, a, b, a)),
-    ),
-    saves=("ab", "ab"),
-    samples=_two(0.5, 2.0),
-    aliases=("arctan2",),
-    primitive="arctan2",
-    reference=np.arctan2,
-)
-def atan2(xp, a, b):
-    """The angle of the point (b, a), in [-pi, pi]."""
-    return xp.arctan2(a, b)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.cosh(a)),
-    saves="a",
-    samples=_one(),
-    methods=("sinh",),
-    primitive="sinh",
-)
-def sinh(xp, a):
-    """The hyperbolic sine."""
-    return xp.sinh(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.sinh(a)),
-    saves="a",
-    samples=_one(),
-    methods=("cosh",),
-    primitive="cosh",
-)
-def cosh(xp, a):
-    """The hyperbolic cosine."""
-    return xp.cosh(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.subtract(1, xp.multiply(y, y))),
-    saves="y",
-    samples=_one(),
-    methods=("tanh",),
-    primitive="tanh",
-)
-def tanh(xp, a):
-    """The hyperbolic tangent."""
-    return xp.tanh(a)
-
-
-# ---------------------------------------------------------------------------------- activations
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.multiply(y, xp.subtract(1, y))),
-    saves="y",
-    samples=_one(),
-    methods=("sigmoid",),
-    primitive="sigmoid",
-    reference=lambda a: 1 / (1 + np.exp(-a)),
-)
-def sigmoid(xp, a):
-    """1 / (1 + exp(-a)), without overflow."""
-    return xp.sigmoid(a)
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.where(xp.greater(a, 0), g, 0.0),
-    saves="a",
-    samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2)),
-    methods=("relu",),
-    reference=lambda a: np.maximum(a, 0),
-)
-def relu(xp, a):
-    """max(a, 0); the gradient at 0 is 0, and NaN stays NaN."""
-    return xp.maximum(a, 0)
-
-
-@_op(
-    vjp=lambda xp, g, y, a, negative_slope: xp.where(
-        xp.greater(a, 0), g, xp.multiply(g, negative_slope)
-    ),
-    saves="a",
-    samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2, params={"negative_slope": 0.1})),
-    reference=lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope),
-)
-def leaky_relu(xp, a, *, negative_slope=0.01):
-    """a where positive, else a * negative_slope."""
-    return xp.where(xp.greater(a, 0), a, xp.multiply(a, negative_slope))
-
-
-def _elu_vjp(xp, g, y, a, alpha):
-    below = xp.multiply(xp.exp(xp.minimum(a, 0)), alpha)
-    return xp.where(xp.greater(a, 0), g, xp.multiply(g, below))
-
-
-@_op(
-    vjp=_elu_vjp,
-    saves="a",
-    samples=(*_one(0.2, 2.0), *_one(-2.0, -0.2)),
-    reference=lambda a, alpha=1.0: np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0))),
-)  # fmt: skip
-def elu(xp, a, *, alpha=1.0):
-    """a where positive, else alpha * (exp(a) - 1)."""
-    return xp.where(xp.greater(a, 0), a, xp.multiply(xp.expm1(xp.minimum(a, 0)), alpha))
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.sigmoid(a)),
-    saves="a",
-    samples=_one(),
-    reference=lambda a: np.logaddexp(0, a),
-)
-def softplus(xp, a):
-    """log(1 + exp(a)), without overflow."""
-    return xp.add(xp.maximum(a, 0), xp.log1p(xp.exp(xp.negative(xp.abs(a)))))
-
-
-@_op(
-    vjp=lambda xp, g, y, a: xp.multiply(g, xp.sigmoid(xp.negative(a))),
-    saves="a",
-    samples=_one(),
-    reference=lambda a: -np.logaddexp(0, -a),
-)
-def log_sigmoid(xp, a):
-    """log(sigmoid(a)), without underflow."""
-    return xp.subtract(xp.minimum(a, 0), xp.log1p(xp.exp(xp.negative(xp.abs(a)))))
-
-
-def _silu_vjp(xp, g, y, a):
-    s = xp.sigmoid(a)
-    return xp.multiply(g, xp.multiply(s, xp.add(xp.multiply(a, xp.subtract(1, s)), 1)))
-
-
-@_op(vjp=_silu_vjp, saves="a", samples=_one(), reference=lambda a: a / (1 + np.exp(-a)))
-def silu(xp, a):
-    """a * sigmoid(a)."""
-    return xp.multiply(a, xp.sigmoid(a))
-
-
-def _gelu_inner(xp, a):
-    return xp.multiply(
-        xp.add(a, xp.multiply(xp.multiply(xp.multiply(a, a), a), GELU_CUBIC)), GELU_SCALE
-    )
-
-
-def _gelu_vjp(xp, g, y, a, approximate):
-    if approximate == "tanh":
-        t = xp.tanh(_gelu_inner(xp, a))
-        slope = xp.multiply(xp.add(xp.multiply(xp.multiply(a, a), 3 * GELU_CUBIC), 1), GELU_SCALE)
-        inner = xp.multiply(xp.multiply(a, xp.subtract(1, xp.multiply(t, t))), slope)
-        return xp.multiply(g, xp.multiply(xp.add(xp.add(t, 1), inner), 0.5))
-    below = xp.multiply(xp.add(xp.erf(xp.multiply(a, math.sqrt(0.5))), 1), 0.5)
-    density = xp.multiply(xp.exp(xp.multiply(xp.multiply(a, a), -0.5)), INVERSE_SQRT_2PI)
-    return xp.multiply(g, xp.add(below, xp.multiply(a, density)))
-
-
-def _gelu_prepare(a, *, approximate):
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
-    return {"approximate": approximate}
-
-
-@_op(
-    vjp=_gelu_vjp,
-    saves="a",
-    samples=(*_one(), *_one(params={"approximate": "tanh"})),
-    prepare=_gelu_prepare,
-    reference=lambda a, approximate="none": a * 0.5 * (1 + (
-        np.tanh(GELU_SCALE * (a + GELU_CUBIC * a**3)) if approximate == "tanh"
-        else np.vectorize(math.erf, otypes=[float])(a / math.sqrt(2)))),
-)  # fmt: skip
-def gelu(xp, a, *, approximate="none"):
-    """a times the normal distribution function at a; `approximate` is "none" or "tanh"."""
-    inside = (
-        xp.tanh(_gelu_inner(xp, a))
-        if approximate == "tanh"
-        else xp.erf(xp.multiply(a, math.sqrt(0.5)))
-    )
-    return xp.multiply(xp.multiply(a, 0.5), xp.add(inside, 1))
 
 
 # ---------------------------------------------------------------------------------- choosing
@@ -642,10 +258,10 @@ def _share_of(better: str) -> tuple[Any, Any]:
     return rule(True), rule(False)
 
 
-@_op(
+@pointwise(
     vjp=_share_of("greater"),
     saves=("ab", "ab"),
-    samples=_two(),
+    samples=two(),
     methods=("maximum",),
     primitive="maximum",
 )
@@ -654,10 +270,10 @@ def maximum(xp, a, b):
     return xp.maximum(a, b)
 
 
-@_op(
+@pointwise(
     vjp=_share_of("less"),
     saves=("ab", "ab"),
-    samples=_two(),
+    samples=two(),
     methods=("minimum",),
     primitive="minimum",
 )
@@ -675,7 +291,7 @@ def _clip_inside(xp, g, y, a, low, high):
     return g if inside is None else xp.where(inside, g, 0.0)
 
 
-@_op(
+@pointwise(
     vjp=(
         _clip_inside,
         lambda xp, g, y, a, low, high: xp.where(xp.less(a, low), g, 0.0),
@@ -706,7 +322,7 @@ def clip(a: Any, low: Any = None, high: Any = None) -> Tensor:
     return clip_between(a, low, high)
 
 
-@_op(
+@pointwise(
     vjp=(
         None,
         lambda xp, g, y, c, a, b: xp.where(c, g, 0.0),
@@ -737,7 +353,7 @@ def _compare(name: str, method: str, condition: str) -> Any:
 
     forward.__name__ = name
     forward.__doc__ = f"Whether {condition}, elementwise. Not differentiable."
-    return _op(samples=_PAIR, methods=(method,) if method else (), primitive=name)(forward)
+    return pointwise(samples=_PAIR, methods=(method,) if method else (), primitive=name)(forward)
 
 
 equal = _compare("equal", "__eq__", "a equals b")
@@ -751,25 +367,25 @@ logical_or = _compare("logical_or", "", "a or b is true (not 0)")
 logical_xor = _compare("logical_xor", "", "one of a and b alone is true (not 0)")
 
 
-@_op(samples=_one(smooth=False), primitive="logical_not")
+@pointwise(samples=one(smooth=False), primitive="logical_not")
 def logical_not(xp, a):
     """Whether a is zero or False, elementwise. Not differentiable."""
     return xp.logical_not(a)
 
 
-@_op(samples=_one(smooth=False), methods=("isnan",), primitive="isnan")
+@pointwise(samples=one(smooth=False), methods=("isnan",), primitive="isnan")
 def isnan(xp, a):
     """Whether a is NaN, elementwise. Not differentiable."""
     return xp.isnan(a)
 
 
-@_op(samples=_one(smooth=False), methods=("isinf",), primitive="isinf")
+@pointwise(samples=one(smooth=False), methods=("isinf",), primitive="isinf")
 def isinf(xp, a):
     """Whether a is infinite, elementwise. Not differentiable."""
     return xp.isinf(a)
 
 
-@_op(samples=_one(smooth=False), methods=("isfinite",), primitive="isfinite")
+@pointwise(samples=one(smooth=False), methods=("isfinite",), primitive="isfinite")
 def isfinite(xp, a):
     """Whether a is neither infinite nor NaN, elementwise. Not differentiable."""
     return xp.isfinite(a)
@@ -778,9 +394,9 @@ def isfinite(xp, a):
 # ---------------------------------------------------------------------------------- the same values
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a: g,
-    samples=_one(),
+    samples=one(),
     aliases=("copy",),
     reference=lambda a: a,
 )
@@ -789,7 +405,7 @@ def identity(xp, a):
     return xp.copy(a)
 
 
-@_op(
+@pointwise(
     vjp=lambda xp, g, y, a, dtype: xp.astype(g, a.dtype),
     samples=(Sample(((3, 4),), params={"dtype": "float64"}, dtype="float64"),),
     reference=lambda a, dtype: a.astype(dtype),
