@@ -56,6 +56,18 @@ CHARTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [("loss", "val_loss"), ("loss", "val_loss", "accuracy"), ("val_accuracy", "accuracy", "loss")],
+)
+def test_no_two_curves_look_alike(keys):
+    (axes,) = plot_metric(SCORED, keys).axes
+    looks = [(line.get_color(), line.get_linestyle()) for line in axes.get_lines()]
+    assert len(set(looks)) == len(keys)
+    colours = {k.removeprefix("val_"): c for k, (c, style) in zip(keys, looks, strict=True)}
+    assert len(set(colours.values())) == len(colours)
+
+
 @pytest.fixture(autouse=True)
 def no_figures_left():
     yield

@@ -110,19 +110,20 @@ def _accuracies(columns: Columns) -> list[str]:
 
 
 def _draw(axes: Any, columns: Columns, wanted: Sequence[str], title: str) -> None:
-    """The curves of one chart: a colour per metric, validation dashed."""
+    """The curves of one chart: a colour per metric, validation dashed (of a single metric also in
+    another colour)."""
     found = _found(columns, wanted)
-    colours: dict[str, str] = {}
+    bases = list(dict.fromkeys(name.removeprefix("val_") for name in found))
     for name in found:
         base = name.removeprefix("val_")
-        colour = colours.setdefault(base, COLOURS[len(colours) % len(COLOURS)])
         validation = name != base
+        place = 1 if validation and len(bases) == 1 else bases.index(base)
         values = columns[name]
         axes.plot(
             _epochs(columns, len(values)),
             values,
             label=_label(name, found),
-            color=COLOURS[1] if validation and len(colours) == 1 else colour,
+            color=COLOURS[place % len(COLOURS)],
             linestyle="--" if validation else "-",
             linewidth=1.8,
             marker="o" if len(values) <= MARKED else None,
