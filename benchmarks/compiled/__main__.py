@@ -2,8 +2,10 @@
 
 Each library runs a workload in a process of its own, so that thread pools do not meet; rounds take
 turns so that whatever else the machine does meets all. The table has, per workload, the median of
-the rounds in µs, the first call in seconds (compilation included), and how many times faster EveryO
-is than the best of the others. The tuning variables of OpenBLAS are unset.
+the rounds in µs, the first call in seconds (compilation included; EveryO's kernel cache is empty in
+the first round), how many times faster EveryO is than the best of the others, and a floor: what the
+matrix products of the workload take alone, at the rate of a large one. The tuning variables of
+OpenBLAS are unset.
 
     pip install torch jax
     python -m benchmarks.compiled                       # everything, all cores
@@ -18,6 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -40,13 +43,17 @@ def run_one(side: str, name: str, threads: int) -> None:
         module.COMPILED = True
     module.prepare(threads)
     step = module.make(name)
-    print(json.dumps(None if step is None else timing.measure(step, module.wait)))
+    if step is None:
+        print(json.dumps(None))
+        return
+    measured = timing.measure(step, module.wait)
+    print(json.dumps((*measured, module.products(step) if side == "everyo" else 0.0)))
 
 
-def launch(side: str, name: str, threads: int) -> tuple[float, float] | None:
+def launch(side: str, name: str, threads: int, cache: str) -> tuple[float, ...] | None:
     """`run_one` in a process of its own, on as many cores as threads."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-    environment["OMP_NUM_THREADS"] = str(threads)
+    environment |= {"OMP_NUM_THREADS": str(threads), "EVERYO_CACHE_DIR": cache}
     command = [
         sys.executable,
         "-m",
@@ -72,30 +79,39 @@ def launch(side: str, name: str, threads: int) -> tuple[float, float] | None:
 def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
     """Measure and lay out."""
     lines = [
-        f"| workload | {' | '.join(sides)} | EveryO against the best other |",
-        "| --- |" + " ---: |" * (len(sides) + 1),
+        f"| workload | {' | '.join(sides)} | EveryO against the best other | products alone |",
+        "| --- |" + " ---: |" * (len(sides) + 2),
     ]
     for name in names:
-        found: dict[str, list[tuple[float, float]]] = {s: [] for s in sides}
-        for _ in range(rounds):
-            for side in sides:
-                result = launch(side, name, threads)
-                if result is not None:
-                    found[side].append(result)
-        medians = {s: statistics.median(t for _, t in r) for s, r in found.items() if r}
+        found: dict[str, list[tuple[float, ...]]] = {s: [] for s in sides}
+        with tempfile.TemporaryDirectory() as cache:
+            for _ in range(rounds):
+                for side in sides:
+                    result = launch(side, name, threads, cache)
+                    if result is not None:
+                        found[side].append(result)
+        medians = {s: statistics.median(t for _, t, _ in r) for s, r in found.items() if r}
         cells = [
-            f"{medians[s] * 1e6:,.1f} ({statistics.median(f for f, _ in found[s]):.2f})"
-            if s in medians
-            else "–"
+            f"{medians[s] * 1e6:,.1f} ({firsts(s, found[s])})" if s in medians else "–"
             for s in sides
-        ]  # fmt: skip
+        ]
         others = [t for s, t in medians.items() if s != "everyo"]
         ratio = (
             f"{min(others) / medians['everyo']:.2f} ×" if others and "everyo" in medians else "–"
         )
-        lines.append(f"| {name} | {' | '.join(cells)} | {ratio} |")
+        floor = min((r[2] for r in found.get("everyo", ())), default=0.0)
+        alone = f"{floor * 1e6:,.1f}" if floor else "–"
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratio} | {alone} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
+
+
+def firsts(side: str, results: list[tuple[float, ...]]) -> str:
+    """Seconds of the first call; of EveryO without stored kernels, and with them."""
+    seconds = [r[0] for r in results]
+    if side == "everyo" and len(seconds) > 1:
+        return f"{seconds[0]:.2f}, {statistics.median(seconds[1:]):.2f}"
+    return f"{statistics.median(seconds):.2f}"
 
 
 def versions(sides: list[str]) -> str:
@@ -126,7 +142,9 @@ def main() -> None:
         head = [
             f"# Compiled steps, {options.threads} thread{'s' * (options.threads != 1)}", "",
             f"`{command}`", "",
-            "Median µs per call; in brackets the seconds of the first call, compilation included.",
+            "Median µs per call; in brackets the seconds of the first call, compilation included "
+            "(EveryO: with an empty kernel cache, then with a filled one). Last, the µs that the "
+            "matrix products take alone at the rate of a large one: a floor.",
             f"Machine: {processor()}, {platform.system()}, Python {platform.python_version()}, "
             f"{versions(options.sides)}.", "",
         ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The workloads in EveryO: ordinary eager code, decorated."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,15 @@ import everyo as eo
 from benchmarks.compiled import workloads as w
 from everyo import nn
 
-Step = Callable[[], Any]
+
+class Step:
+    """A compiled function on fixed arguments."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
+        self.function, self.args = function, args
+
+    def __call__(self) -> Any:
+        return self.function(*self.args)
 
 
 def trained(model: Any, loss: Callable[..., Any], *inputs: Any) -> Step:
@@ -25,7 +34,7 @@ def trained(model: Any, loss: Callable[..., Any], *inputs: Any) -> Step:
         optimizer.step()
         return value
 
-    return lambda: step(*inputs)
+    return Step(step, inputs)
 
 
 def derived(loss: Callable[..., Any], *variables: Any) -> Step:
@@ -39,7 +48,7 @@ def derived(loss: Callable[..., Any], *variables: Any) -> Step:
         value.backward()
         return value
 
-    return lambda: step(*variables)
+    return Step(step, variables)
 
 
 def mlp(name: str) -> Step:
@@ -230,6 +239,22 @@ def prepare(threads: int) -> None:
     """Nothing to do before the workloads."""
     if hasattr(eo, "set_num_threads"):
         eo.set_num_threads(threads)
+
+
+def products(step: Step) -> float:
+    """Seconds that the matrix products of a step take alone, at the rate of a large product."""
+    rows = step.function.explain(*step.args).rows
+    flops = sum(row.flops for row in rows if row.name.startswith(("matmul", "convolution")))
+    if not flops:
+        return 0.0
+    n = 1024
+    a, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
+    times = []
+    for _ in range(12):
+        start = time.perf_counter()
+        np.matmul(a, a, out=out)
+        times.append(time.perf_counter() - start)
+    return flops * min(times) / (2 * n**3)
 
 
 def wait(result: Any) -> Any:
