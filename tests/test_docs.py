@@ -43,10 +43,19 @@ def test_every_snippet_of_a_page_runs_in_order(page, ops_as_before, monkeypatch,
     for package in {package for words, package in NEEDS.items() if words in text}:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as for a program in that folder
     scope = {"__name__": "page"}
     for line, code in snippets(page):
         padded = "\n" * line + code  # errors name the line of the page
         exec(compile(padded, str(page), "exec"), scope)
+
+
+def test_no_python_on_a_page_is_left_out():
+    """Blocks are run, or are what a program printed: commands, text, the stages of the compiler."""
+    for page in PAGES:
+        kinds = set(re.findall(r"^```(\w*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+        shown = {"py", "asm"} if page.name == "how-it-works.md" else set()
+        assert kinds <= {"", "python", "sh", "text", "json"} | shown, page.name
 
 
 def test_every_example_in_a_docstring_runs():
