@@ -266,19 +266,22 @@ class Grower(Drawer):
         return self.make("assemble", base, *pieces, starts=tuple(starts), steps=tuple(steps))
 
     def concatenate(self, x: Node) -> Node:
+        """x and others of its shape along an axis, one after the other or in turns."""
         self.needs(x.ndim and x.size)
-        shape = (2 * x.shape[0], *x.shape[1:])
-        zero = (0,) * (x.ndim - 1)
-        base = self.to(self.literal(x.dtype), shape)
-        starts, steps = ((0, *zero), (x.shape[0], *zero)), ((1,) * x.ndim,) * 2
-        return self.make(
-            "assemble",
-            base,
-            x,
-            self.to(self.op("abs", x) if x.dtype.kind != "b" else x, x.shape),
-            starts=starts,
-            steps=steps,
-        )
+        axis, count = self.draw.randrange(x.ndim), self.draw.randint(2, 3)
+        pieces = [x]
+        for _ in range(count - 1):
+            y = self.other(x)
+            if y.shape != x.shape or self.draw.random() < 0.3:
+                y = self.to(self.op("abs", x) if x.dtype.kind != "b" else x, x.shape)
+            pieces.append(y)
+        n, turns = x.shape[axis], self.draw.random() < 0.2
+        base = self.to(self.literal(x.dtype), (*x.shape[:axis], count * n, *x.shape[axis + 1 :]))
+        self.needs(base.size <= self.points)
+        along = [i if turns else i * n for i in range(count)]
+        starts = tuple(tuple(at if d == axis else 0 for d in range(x.ndim)) for at in along)
+        step = tuple(count if turns and d == axis else 1 for d in range(x.ndim))
+        return self.make("assemble", base, *pieces, starts=starts, steps=(step,) * count)
 
     def cumsum(self, x: Node) -> Node:
         self.needs(x.ndim and x.dtype != BOOL)
@@ -440,7 +443,7 @@ STEPS = {
     "unary": 8, "binary": 7, "compare": 2, "where": 2, "cast_step": 2,
     "identity": 2, "repeated": 2, "reduce_step": 5,
     "reshape_step": 2, "transpose_step": 2, "broadcast_step": 2, "slice_step": 2, "window_step": 2,
-    "matmul": 2, "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 1, "cumsum": 1,
+    "matmul": 2, "take": 2, "scatter_add": 1, "assemble": 1, "concatenate": 2, "cumsum": 1,
     "argsort": 1, "iota_step": 1, "random_step": 1, "softmax_step": 2, "layer_norm_step": 1,
     "pick_step": 1,
     "cross_entropy": 1, "attention": 1, "batch_norm": 1, "gates": 1,

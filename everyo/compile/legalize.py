@@ -6,9 +6,9 @@ write, check) is a value of its own that lies as its destination does, and every
 operands that its native row can walk.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from everyo.compile import passes
+from everyo.compile import parts, passes
 from everyo.compile.ir import (
     LEAVES,
     OPAQUE,
@@ -21,7 +21,8 @@ from everyo.compile.ir import (
     Table,
     walk,
 )
-from everyo.compile.products import missing_copies
+from everyo.compile.parts import Part
+from everyo.compile.products import joint, missing_copies
 from everyo.compile.rules import Make, full, fuse_axes
 from everyo.compile.space import analyse, chain, contiguous, strided
 from everyo.compile.widen import widened
@@ -29,22 +30,33 @@ from everyo.compile.widen import widened
 ORDERED_ROUNDS = 4  # so many rounds try storage orders; after that a copy never asks for another
 ROUNDS = 64
 HARMLESS = {"broadcast", "transpose"}  # views that always have a strided form
+TURNED = {"matmul", "assemble"}  # what can be stored in any order
 BATCHED = 4  # matmul results of at most so many dims may be stored in another order
 
 
 @dataclass(frozen=True)
 class Legal:
-    """A legal graph and the storage order of its values (dims, outermost first) where not C."""
+    """A legal graph, the storage order of its values (dims, outermost first) where not C, and which
+    of them lie in others."""
 
     graph: Graph
     orders: dict[Node, tuple[int, ...]]
+    parts: dict[Node, Part] = field(default_factory=dict)
 
     def layout(self, node: Node) -> list[int]:
-        """Strides of a value, in elements: an input's own, else those of its storage order."""
+        """Strides of a value, in elements: an input's own, those it has as a part of another value,
+        else those of its storage order."""
+        if node in self.parts:
+            return list(self.parts[node].strides)
         strides = node.param("strides") if node.op == "input" else None
         return (
             list(strides) if strides is not None else contiguous(node.shape, self.orders.get(node))
         )
+
+    def home(self, node: Node) -> tuple[Node, int]:
+        """The value whose memory holds this one, and where in there, in elements."""
+        part = self.parts.get(node)
+        return (node, 0) if part is None else (part.root, part.offset)
 
 
 def legalize(graph: Graph) -> Legal:
@@ -60,26 +72,42 @@ def legalize(graph: Graph) -> Legal:
             graph = _with_copies(graph, needs, legal)
         settled = _settle(graph, legal)
         if not needs and settled.roots == graph.roots:
-            return legal
+            return _with_parts(legal, order)
         graph = settled
     raise IRError(f"legalize does not settle: {graph}")
 
 
+def _with_parts(legal: Legal, order: list[Node]) -> Legal:
+    """With the values that can be made as pieces of others."""
+
+    def accepts(n: Node) -> bool:
+        """Whether a node can read its operands and write its value as they lie."""
+        if n.op == "matmul" and joint(n, legal.layout) is None:
+            return False
+        return not any(_needs(n, legal))
+
+    parts.find(order, legal.graph, legal.layout, legal.parts, accepts)
+    return legal
+
+
 def storage_orders(graph: Graph, order: list[Node]) -> dict[Node, tuple[int, ...]]:
-    """Matmul results whose consumers all see them transposed alike are stored that way."""
+    """Products and assembled arrays that are seen transposed alike by all are stored that way."""
     wanted: dict[Node, set[tuple[int, ...]]] = {}
-    if not any(n.op == "matmul" for n in order):
+    if not any(n.op in TURNED for n in order):
         return {}
     for n in order:
         for o in n.inputs if n.op not in VIEWS else ():
             base, views = chain(o)
-            if base.op == "matmul":
+            if base.op in TURNED:
                 turned = views and views[0].op == "transpose"
                 axes = views[0].param("axes") if turned else tuple(range(base.ndim))
                 wanted.setdefault(base, set()).add(axes)
     kept = {chain(r)[0] for r in graph.roots}
     orders = {n: next(iter(p)) for n, p in wanted.items() if len(p) == 1 and n not in kept}
-    return {n: p for n, p in orders.items() if p[-1] >= len(p) - 2 and len(p) <= BATCHED}
+    return {
+        n: p for n, p in orders.items()
+        if n.op != "matmul" or (p[-1] >= len(p) - 2 and len(p) <= BATCHED)
+    }  # fmt: skip
 
 
 def _computed(n: Node) -> bool:

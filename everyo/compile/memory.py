@@ -121,18 +121,20 @@ class Request:
 
 
 def stored_values(schedule: Schedule, homes: Homes, elsewhere: Container[Node]) -> list[Request]:
-    """What the groups store for each other; values that live elsewhere need nothing."""
+    """What the stored values need that live nowhere else: memory from the group that
+    makes them to the last that reads them. What lies in another value lives as long as that."""
     end = len(schedule.groups)
     kept = {chain(v)[0] for _, v in homes.late}
     flags = {chain(c.bad)[0] for c in schedule.graph.checks}
-    requests = []
+    spans: dict[Node, tuple[int, int]] = {}
     for step, g in enumerate(schedule.groups):
         for n in g.stores:
-            if n not in elsewhere:
-                last = end if n in kept else max(step, homes.reads.get(n, step))
-                last = max(last, homes.guard) if n in flags else last
-                requests.append(Request(n, n.nbytes, step, last))
-    return requests
+            last = end if n in kept else max(step, homes.reads.get(n, step))
+            last = max(last, homes.guard) if n in flags else last
+            root, _ = schedule.legal.home(n)
+            first, longest = spans.get(root, (step, last))
+            spans[root] = first, max(last, longest)
+    return [Request(n, n.nbytes, *span) for n, span in spans.items() if n not in elsewhere]
 
 
 def in_runs(requests: Iterable[Request], runs: "Runs") -> Iterator[Request]:

@@ -12,21 +12,20 @@ from functools import partial
 
 import numpy as np
 
-from everyo.compile import fuse, ir, launches, memory, native, products, program, tape
+from everyo.compile import fuse, ir, launches, memory, native, parts, products, program, tape
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.emit import emit
 from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
+from everyo.compile.legalize import Legal
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
-from everyo.compile.rules import disjoint
 from everyo.compile.space import (
     Axis,
     Layout,
     axes_of,
     chain,
-    contiguous,
     leaves,
     spread,
     strided,
@@ -172,11 +171,13 @@ class Plan:
 
     def _address(self, table: np.ndarray, at: int, n: Node, shift: int = 0) -> None:
         """Put the address of a value into a table, now or at each call."""
-        if n in self.outside:
+        root, start = self.legal.home(n)
+        shift += start * n.dtype.itemsize
+        if root in self.outside:
             word = table.ctypes.data + at * table.itemsize
-            self.patches.append((word, self.outside[n], shift))
+            self.patches.append((word, self.outside[root], shift))
         else:
-            table[at] = self.base + self.offsets[n] + shift
+            table[at] = self.base + self.offsets[root] + shift
 
     def _row(
         self,
@@ -356,7 +357,7 @@ class Plan:
 
     def _assemble(self, n: Node) -> None:
         """The base, then each piece over it."""
-        for o, strides, offset in pieces(n):
+        for o, strides, offset in pieces(n, self.legal):
             self._copy(o, n, strides, offset)
 
     def _late(self, target: Node, value: Node) -> None:
@@ -406,21 +407,18 @@ def paths(
     return base, start, axes
 
 
-def pieces(n: Node) -> Iterator[tuple[Node, list[int], int]]:
-    """What an assemble copies, in order: operand, strides and offset in the result."""
-    strides = contiguous(n.shape)
-    whole = ((0,) * n.ndim, (1,) * n.ndim)
-    boxes = [whole, *zip(n.param("starts"), n.param("steps"), strict=True)]
-    for i, (o, (starts, steps)) in enumerate(zip(n.inputs, boxes, strict=True)):
-        offset = sum(a * s for a, s in zip(starts, strides, strict=True))
-        if i:
-            yield o, [k * s for k, s in zip(steps, strides, strict=True)], offset
-        else:
-            for begin, sizes in _seen(n):
-                table = ir.Table()
-                part = table.make("slice", o, starts=begin, steps=(1,) * n.ndim, sizes=sizes)
-                at = sum(a * s for a, s in zip(begin, strides, strict=True))
-                yield part, strides, at
+def pieces(n: Node, legal: Legal) -> Iterator[tuple[Node, Sequence[int], int]]:
+    """What an assemble copies, in order: operand, strides and offset in the result. What lies in
+    its place is left out."""
+    strides = legal.layout(n)
+    for begin, sizes in _seen(n):
+        ones = (1,) * n.ndim
+        base = ir.Table().make("slice", n.inputs[0], starts=begin, steps=ones, sizes=sizes)
+        yield base, strides, sum(a * s for a, s in zip(begin, strides, strict=True))
+    root, start = legal.home(n)
+    for o, steps, offset in parts.boxes(n, legal.layout):
+        if legal.home(chain(o)[0]) != (root, start + offset):
+            yield o, steps, offset
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, its sizes
@@ -429,14 +427,11 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, its sizes
 def _seen(n: Node) -> Iterator[Box]:
     """Boxes of the base of an assemble that have all of what its pieces leave of it: nothing if
     they fill it, what is around a single piece without gaps, else the whole."""
-    places = zip(n.inputs[1:], n.param("starts"), n.param("steps"), strict=True)
-    boxes: list[tuple[tuple[int, ...], ...]] = [(a, step, p.shape) for p, a, step in places]
-    filled = sum(p.size for p in n.inputs[1:]) == n.size
-    if filled and disjoint(boxes):
+    if parts.covered(n):
         return
     begin, end = [0] * n.ndim, list(n.shape)
-    if len(boxes) == 1 and all(s == 1 for s in boxes[0][1]):
-        start, _, sizes = boxes[0]
+    if len(n.inputs) == 2 and all(s == 1 for s in n.param("steps")[0]):
+        start, sizes = n.param("starts")[0], n.inputs[1].shape
         for axis in range(n.ndim):  # before and behind it; what is beside it is left to later axes
             low, high = start[axis], start[axis] + sizes[axis]
             for a, b in ((0, low), (high, n.shape[axis])):

@@ -450,10 +450,23 @@ def sums_of_pieces(node: Node, make: Make) -> Node | None:
 
 
 def plus_zero(x: Node, make: Make) -> Node:
-    """x + 0.0; an integer, or what 0.0 was added to already, is that itself."""
-    if x.dtype.kind != "f" or (x.op == "add" and is_literal(x.inputs[1], 0.0)):
-        return x
-    return make("add", x, full(make, 0.0, x))
+    """x + 0.0; an integer, or what has no -0.0 in it, is that itself."""
+    return x if unsigned(x) else make("add", x, full(make, 0.0, x))
+
+
+def unsigned(x: Node) -> bool:
+    """Whether no element is -0.0, since 0.0 was added to all of them, or to all pieces."""
+    stack = [x]
+    while stack:
+        n = stack.pop()
+        if n.op in ir.VIEWS or placed(n) is not None:
+            stack += n.inputs
+        elif n.op == "const":
+            if is_literal(n, -0.0):
+                return False
+        elif n.dtype.kind == "f" and not (n.op == "add" and is_literal(n.inputs[1], 0.0)):
+            return False
+    return True
 
 
 ELEMENTWISE = ir.POINTWISE - {"take"}

@@ -154,8 +154,10 @@ class Plan:
         return []
 
     def _at(self, n: Node, shift: int = 0) -> Argument:
-        place, start = self.outside[n] if n in self.outside else (ARENA, self.offsets[n])
-        return place, start + shift
+        root, start = self.legal.home(n)
+        shift += start * n.dtype.itemsize
+        place, at = self.outside[root] if root in self.outside else (ARENA, self.offsets[root])
+        return place, at + shift
 
     # -- launches --------------------------------------------------------------------------------
 
@@ -300,7 +302,7 @@ class Plan:
 
     def _assemble(self, n: Node) -> None:
         """The base, then each piece over it."""
-        for o, strides, offset in pieces(n):
+        for o, strides, offset in pieces(n, self.legal):
             self._copy(o, n, strides, offset)
 
     def _copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
