@@ -125,7 +125,7 @@ def test_more_steps_need_no_more_kernels():
 def test_grouping_is_linear_in_the_number_of_steps():
     counts = []
     for steps in (20, 200):
-        partition = fuse._Partition(legalize.legalize(recurrent(steps)))
+        partition = fuse._Partition(legalize.legalize(recurrent(steps)), True)
         partition.grow()
         counts.append((len(partition.rejected), partition.groups.visited))
     (tried, visited), (tried_long, visited_long) = counts
