@@ -132,6 +132,7 @@ class Table:
         self.nodes: dict[tuple, Node] = {}
         self.lines: dict[Node, str] = {}  # node -> "file:line" of the user's code
         self.inputs: list[Node] = []
+        self.exchanges = 0  # how many this trace has asked for; each is a node of its own
 
     def renewed(self) -> "Table":
         """The table for another trace of the same function: what is made again is the very node."""
