@@ -130,6 +130,15 @@ def test_the_report_for_people_names_what_matters(make, tmp_path, capsys):
     assert "80 rows with a value" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kinds", [("$\\frac{$", "$5 and $6"), ("猫", "狗"), ("x" * 300, "y")])
+def test_charts_take_names_as_they_come(kinds, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    rows = [[i, kinds[i % 2], f"{i % 7}.5"] for i in range(40)]
+    table = write(tmp_path / "t.csv", ["a", "$kind_{", "$y_{ $"], rows)
+    for target in ("$kind_{", "$y_{ $"):
+        assert (tmp_path / trained(capsys, table, "--target", target)["files"]["chart"]).exists()
+
+
 def test_progress_goes_where_errors_go(tmp_path, capsys):
     assert main(["train", flowers(tmp_path / "t.csv"), "--epochs", "1", "--json"]) == 0
     out = capsys.readouterr()

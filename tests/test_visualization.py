@@ -68,6 +68,25 @@ def test_no_two_curves_look_alike(keys):
     assert len(set(colours.values())) == len(colours)
 
 
+@pytest.mark.parametrize(
+    "names", [["x" * 60, "b"], ["setosa", "versicolor", "virginica"], "abcdefgh"]
+)
+def test_no_label_of_a_confusion_matrix_is_cut_off_or_covered(names):
+    n = len(names)
+    figure = plot_confusion_matrix(range(n), range(n), class_names=list(names))
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    whole = figure.get_window_extent()
+    texts = [axes.title, axes.xaxis.label, axes.yaxis.label]
+    texts += [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert all(whole.x0 <= b.x0 and b.x1 <= whole.x1 for b in boxes)
+    assert all(whole.y0 <= b.y0 and b.y1 <= whole.y1 for b in boxes)
+    if axes.get_xticklabels()[0].get_rotation() == 0:
+        places = [text.get_window_extent() for text in axes.get_xticklabels()]
+        assert all(a.x1 < b.x0 for a, b in zip(places, places[1:], strict=False))
+
+
 @pytest.fixture(autouse=True)
 def no_figures_left():
     yield

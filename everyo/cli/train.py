@@ -7,6 +7,7 @@ out: a report, a model that `everyo predict` uses, the history and, with matplot
 
 import contextlib
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from everyo.data.splits import stratified_split, train_test_split
 from everyo.exceptions import EveryOConfigurationError, EveryOError, EveryOShapeError
 from everyo.training.metrics import accuracy, mean_absolute_error, r2_score
 from everyo.visualization._backend import is_available
+from everyo.visualization.style import caption
 
 __all__ = ["Settings", "print_report", "settings_from", "train_table"]
 
@@ -247,7 +249,10 @@ def _write(
     metadata = {**plan.to_metadata(), "report": dict(report)}
     model = eo.save(trainer.model, output, metadata=metadata)
     files = {"model": model, "history": trainer.history.to_csv(model.with_suffix(".history.csv"))}
-    if is_available():
+    if not is_available():
+        return {kind: str(path) for kind, path in files.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # boxes in their place
         files["curves"] = model.with_suffix(".curves.png")
         _closed(visualization.plot_history(trainer.history, save_path=files["curves"]))
         files["chart"] = model.with_suffix(".predictions.png")
@@ -262,7 +267,7 @@ def _write(
                 x[scored],
                 plan.target.decode(y[scored]),
                 plan.target.decode(outputs),
-                title=plan.target.name,
+                title=caption(plan.target.name),
                 save_path=files["chart"],
             )
         _closed(figure)

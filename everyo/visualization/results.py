@@ -9,7 +9,18 @@ import numpy as np
 from everyo.exceptions import EveryOError, EveryOShapeError
 from everyo.training.history import PathLike
 from everyo.training.metrics import confusion_matrix
-from everyo.visualization.style import COLOURS, INK, MUTED, FigSize, finish, new_axes, tidy
+from everyo.visualization.style import (
+    COLOURS,
+    INK,
+    MUTED,
+    FigSize,
+    caption,
+    finish,
+    new_axes,
+    tidy,
+)
+
+LETTER = 0.09  # inches, about
 
 __all__ = ["plot_confusion_matrix", "plot_decision_boundary", "plot_predictions"]
 
@@ -33,10 +44,13 @@ def plot_confusion_matrix(
         predictions, targets, None if class_names is None else len(class_names)
     )
     n = len(counts)
-    names = [str(i) for i in range(n)] if class_names is None else list(class_names)
+    names = [caption(name) for name in (range(n) if class_names is None else class_names)]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(2.2 + 0.5 * n, 4.2, 14.0))
-    figure, (axes,) = new_axes(1, figsize, (side + 0.8, side))
+    longest = max(map(len, names)) * LETTER
+    turned = longest > 0.6 * side / n  # more than the width of a cell
+    size = (side + 0.8 + longest, side + 0.7 * longest * turned)
+    figure, (axes,) = new_axes(1, figsize, size)
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     for row in range(n):
         for column in range(n):
@@ -52,7 +66,6 @@ def plot_confusion_matrix(
             )
     tidy(axes, title=title, x="Predicted", y="True")
     axes.grid(False)
-    turned = max(map(len, names)) > 3 and n > 3
     axes.set_xticks(
         range(n), names, rotation=45 if turned else 0, ha="right" if turned else "center"
     )

@@ -9,12 +9,13 @@ from typing import Any
 from everyo.training.history import PathLike
 from everyo.visualization import _backend
 
-__all__ = ["COLOURS", "GRID", "INK", "MUTED", "FigSize", "finish", "new_axes", "tidy"]
+__all__ = ["COLOURS", "GRID", "INK", "MUTED", "FigSize", "caption", "finish", "new_axes", "tidy"]
 
 FigSize = tuple[float, float] | None
 
 COLOURS = ("#3366cc", "#dc6b19", "#2a9d6e", "#8e5bb5", "#c23b52", "#6b7785", "#b8960b", "#1792a8")
 INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e7eb"
+LONGEST = 28  # characters of a label that comes from data
 
 
 def new_axes(columns: int, figsize: FigSize, default: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -41,6 +42,12 @@ def tidy(axes: Any, *, title: str | None = None, x: str = "", y: str = "") -> No
         axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
+
+
+def caption(name: Any) -> str:
+    """A name that comes from data as a label: short, and without a meaning of its `$`."""
+    text = str(name)
+    return (text if len(text) <= LONGEST else text[: LONGEST - 1] + "…").replace("$", r"\$")
 
 
 def finish(figure: Any, save_path: PathLike | None, show: bool) -> Any:
