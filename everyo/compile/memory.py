@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from everyo.compile.fuse import Schedule
 from everyo.compile.ir import Graph, Node
 from everyo.compile.legalize import Legal
-from everyo.compile.space import Layout, chain, contiguous, leaf_set, spread, stored
+from everyo.compile.space import Layout, chain, contiguous, spread, stored
 
 if TYPE_CHECKING:
     from everyo.compile.launches import Runs
@@ -103,7 +103,7 @@ def _in_place(
         a.offset == 0 and {x: st for d in a.dims for x, st in spread(d) if st} == place
         for o, a in s.loads.items()
         if a.base is target
-    ) and leaf_set(s.dims[value]) == frozenset(place)
+    ) and s.leaf_set(s.dims[value]) == frozenset(place)
 
 
 def _places(dims: list, strides: list[int]) -> dict:

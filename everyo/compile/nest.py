@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from everyo.compile.fuse import COST, Group
 from everyo.compile.ir import Node, require
-from everyo.compile.space import Axis, Layout, Pairs, Space, chain, leaf_set, leaves, spread, stored
+from everyo.compile.space import Axis, Layout, Pairs, Space, chain, leaves, spread, stored
 
 KEEP = 6  # a row value of at most this cost is computed again in a later loop of the row
 
@@ -63,7 +63,7 @@ class Nest:
             )
             for n in g.nodes
         }
-        self.cut = {n: leaf_set(c) for n, (_, c) in s.reduced.items()}
+        self.cut = {n: s.leaf_set(c) for n, (_, c) in s.reduced.items()}
 
     def _axes(self) -> None:
         """Order and collapse the axes; choose the inner ones."""

@@ -49,10 +49,6 @@ def leaves(axis: Axis) -> list[Axis]:
     return out
 
 
-def leaf_set(dims: Dims) -> frozenset[Axis]:
-    return frozenset(leaf for pairs in dims for axis, _ in pairs for leaf in leaves(axis))
-
-
 def size_of(axes: Iterable[Axis]) -> int:
     return math.prod(a.size for a in axes)
 
@@ -221,15 +217,24 @@ class Space:
     domain: frozenset[Axis] = frozenset()
     inner: frozenset[Axis] = frozenset()  # what the row reductions fold
     rows: set[Node] = field(default_factory=set)  # reductions whose result is known once per row
+    known: dict[tuple[Axis, ...], frozenset[Axis]] = field(default_factory=dict)  # see `leaf_set`
 
     def axes(self, node: Node) -> frozenset[Axis]:
-        return leaf_set(self.dims[node])
+        return self.leaf_set(self.dims[node])
+
+    def leaf_set(self, dims: Dims) -> frozenset[Axis]:
+        """The axes that dims run over, once everything is unified."""
+        key = tuple([axis for pairs in dims for axis, _ in pairs])
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = frozenset([leaf for axis in key for leaf in leaves(axis)])
+        return found
 
     def span(self, nodes: Iterable[Node]) -> frozenset[Axis]:
         """All axes that these nodes and the operands of their reductions run over."""
         out: frozenset[Axis] = frozenset()
         for n in nodes:
-            out |= leaf_set(self.reduced[n][0]) if n in self.reduced else self.axes(n)
+            out |= self.leaf_set(self.reduced[n][0]) if n in self.reduced else self.axes(n)
         return out
 
 
@@ -244,7 +249,7 @@ def analyse(nodes: Iterable[Node], layout: Layout) -> Space | None:
     sets = {n: s.axes(n) for n in s.dims}
     if any(size_of(sets[n]) != n.size for n in s.dims):  # an axis twice: a diagonal
         return None
-    whole = [*sets.values(), *(leaf_set(d) for d, _ in s.reduced.values())]
+    whole = [*sets.values(), *(s.leaf_set(d) for d, _ in s.reduced.values())]
     s.domain = frozenset().union(*whole)
     if s.domain not in whole:  # an outer product nobody asked for
         return None
@@ -261,9 +266,11 @@ def _enter(n: Node, s: Space, inside: set[Node], consumed: set[Node], layout: La
         s.dims[n] = [x for i, x in enumerate(d) if i not in axes]
         s.reduced[n] = (d, [x for i, x in enumerate(d) if i in axes])
         return True
-    s.dims[n] = out = [[(Axis(k), 0)] for k in n.shape]
+    out: Dims | None = None
+    if n.op == "take":
+        out = [[(Axis(k), 0)] for k in n.shape]
     for i, o in enumerate(n.inputs):
-        base = chain(o)[0]
+        base = chain(o)[0] if o.op in VIEWS else o
         if base.op == "const":
             continue
         table = n.op == "take" and i == 0
@@ -272,13 +279,18 @@ def _enter(n: Node, s: Space, inside: set[Node], consumed: set[Node], layout: La
         d = _operand(o, n if table else o, s, inside, consumed, layout)
         if d is None:
             return False
+        if out is None:  # the axes of the first operand are those of the result
+            out = [[(axis, 0) for axis, _ in pairs] for pairs in d]
+            continue
         mine = out
         if n.op == "take":
             k = n.inputs[1].ndim
             mine = out[k:] if table else out[:k]
         for x, y in zip(mine, d, strict=True):
-            if not unify(axes_of(x), axes_of(y)):
-                return False
+            if not (len(x) == len(y) == 1 and x[0][0] is y[0][0]):
+                if not unify(axes_of(x), axes_of(y)):
+                    return False
+    s.dims[n] = out if out is not None else [[(Axis(k), 0)] for k in n.shape]
     return True
 
 
@@ -286,7 +298,7 @@ def _operand(
     o: Node, key: Node, s: Space, inside: set[Node], consumed: set[Node], layout: Layout
 ) -> Dims | None:
     """Dims of an operand, of the group or loaded (`key` is the take if o is its table)."""
-    base, views = chain(o)
+    base, views = chain(o) if o.op in VIEWS else (o, [])
     if base in inside:
         dims, offset = s.dims[base], 0
         consumed.add(base)
@@ -314,7 +326,7 @@ def _operand(
 
 def _roles(s: Space, consumed: set[Node]) -> bool:
     """Which axes are folded inside a row, and which reductions that makes row reductions."""
-    cut = {n: leaf_set(c) for n, (_, c) in s.reduced.items()}
+    cut = {n: s.leaf_set(c) for n, (_, c) in s.reduced.items()}
     full = size_of(s.domain)
 
     def rowable(n: Node) -> bool:
@@ -328,14 +340,14 @@ def _roles(s: Space, consumed: set[Node]) -> bool:
         return False
     if not inner:
         partial = [
-            n for n in s.reduced if cut[n] != s.domain and leaf_set(s.reduced[n][0]) == s.domain
+            n for n in s.reduced if cut[n] != s.domain and s.leaf_set(s.reduced[n][0]) == s.domain
         ]
         inner = {cut[n] for n in partial if rowable(n)}
     s.inner = next(iter(inner)) if len(inner) == 1 else frozenset()
     s.rows = {n for n in s.reduced if cut[n] == s.inner}
     # an accumulation must meet each of its elements exactly once
     return all(
-        leaf_set(s.reduced[n][0]) in (s.domain, s.domain - s.inner)
+        s.leaf_set(s.reduced[n][0]) in (s.domain, s.domain - s.inner)
         for n in s.reduced
         if n not in s.rows
     )
@@ -345,7 +357,7 @@ def last_axis(s: Space) -> Axis | None:
     """The innermost axis of a value that runs over the whole domain."""
     full = next((d for n, d in s.dims.items() if s.axes(n) == s.domain), None)
     if full is None:
-        full = next(d for d, _ in s.reduced.values() if leaf_set(d) == s.domain)
+        full = next(d for d, _ in s.reduced.values() if s.leaf_set(d) == s.domain)
     return next((leaves(a)[-1] for d in reversed(full) for a, _ in reversed(d) if leaves(a)), None)
 
 
