@@ -57,6 +57,7 @@ class Program:
         self._execute = self._executor()
         self.data_at = int(self._control.words[native.DATA_AT])
         self.objects = self._control.objects.data  # ids of inputs and outputs, see `execute`
+        self.bound = self._control.bound
 
     def __call__(self, arrays: Arrays) -> list[np.ndarray]:
         outputs = [np.empty(shape, dtype) for shape, dtype in self.fresh]
@@ -227,6 +228,7 @@ class _Control:
         self.flags = np.array(plan.flags, np.int64)
         self.arrays = np.zeros(max(1, len(inputs) + len(graph.outputs)), np.int64)
         self.objects = np.zeros_like(self.arrays)  # where the array objects are
+        self.bound: list[Any] = [None]  # who wrote them last
         words = struct.Struct(f"{len(inputs) + len(graph.outputs)}q")
         self.pack: Callable[..., None] = words.pack_into
         written = {t for t, _ in graph.writes}
@@ -254,6 +256,7 @@ class _Control:
         self.partial = False
 
     def bind(self, arrays: Arrays, rows: tuple[int, int] | None) -> None:
+        self.bound[0] = None
         if not set(map(type, arrays)) <= {np.ndarray}:
             require(all(isinstance(a, np.ndarray) for a in arrays), "not all arrays:", arrays)
         if self.words[native.DATA_AT] >= 0:

@@ -141,7 +141,7 @@ def launcher(entry: Any, key: Any) -> Launch | None:
         w.unless(f"Epoch.now == {w.constant(w.epoch)}[0]")
         _arguments(w, structure, specs)
         _guards(w)
-        w("with lock:")
+        w("with lock:")  # an interrupt could come between lock.acquire() and a try
         w.indent = 2
         _run(w, _inputs(w))
         w.indent = 1
@@ -178,7 +178,7 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
         kind, keys, parts = s
         same = (
             f"tuple({name}) == {w.constant(keys)}"
-            if kind is dict
+            if kind is dict and keys
             else f"len({name}) == {len(parts)}"
         )
         w.unless(f"type({name}) is {w.constant(kind)} and {same}")
@@ -221,9 +221,16 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
             case _:
                 w.unless(f"type({name}) is {w.constant(spec[0])} and repr({name}) == {spec[1]!r}")
 
-    _, _, (args, kwargs) = structure
-    visit(args, "args")
-    visit(kwargs, "kwargs")
+    _, _, ((_, _, args), (_, keys, kwargs)) = structure
+    names = [f"args_{i}" for i in range(len(args))]
+    if names:
+        w.unless(f"len(args) == {len(args)}")
+        w(f"{', '.join(names)}, = args")
+    else:
+        w.unless("not args")
+    for part, name in zip(args, names, strict=True):
+        visit(part, name)
+    visit((dict, keys, kwargs), "kwargs")
     for first, *others in objects.values():
         for other in others:
             w.unless(f"{first} is {other}")
@@ -323,9 +330,12 @@ def _run(w: _Writer, inputs: list[str]) -> None:
             "held = "
             f"[{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]"
         )
-    objects = w.constant(program.objects)
-    for i, address in enumerate([*inputs, *(f"id(o{i})" for i in outputs)]):
-        w(f"{objects}[{i}] = {address}")
+    objects, bound, me = map(w.constant, (program.objects, program.bound, object()))
+    stores = [f"{objects}[{i}] = {address}" for i, address in enumerate(
+        [*inputs, *(f"id(o{i})" for i in outputs)])]  # fmt: skip
+    w(*(line for line in stores if line.endswith(")")))
+    w(f"if {bound}[0] is not {me}:", f"    {bound}[0] = {me}")  # else those that stay are there
+    w(*(f"    {line}" for line in stores if not line.endswith(")")))
     w(f"if {w.constant(program.executor())}() != {native.FINE}: return MISS")
     written = []
     for i in entry.written:
