@@ -6,6 +6,7 @@ only when something must be compiled.
 """
 
 import ctypes
+import gc
 import hashlib
 import threading
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def _compile(text: str) -> tuple[Made, disk.Stored | None]:
         f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     )
     compiled: Any = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
+    gc.collect(0)  # Numba leaves cycles, and the collector may be paused
     return (compiled.address, compiled), _storable(compiled)
 
 
