@@ -177,3 +177,43 @@ def test_results_that_somebody_holds_are_left_alone():
     for i, (double, exp) in enumerate(held):
         assert (double.numpy() == 2 * i).all()
         np.testing.assert_allclose(exp.numpy(), np.exp(np.float32(i)), rtol=1e-6)
+
+
+def test_captured_arrays_are_found_after_any_other_use_of_the_program():
+    """The straight form stores their addresses once: whatever else stores there, it stores anew."""
+    captured = [eo.tensor(values(3, seed=i)) for i in range(4)]
+
+    @eo.compile
+    def total(x: Any) -> Any:
+        for t in captured:
+            x = x + t
+        return x
+
+    def profile(x: Any) -> None:
+        total.explain(x, profile=True)
+
+    def other_layout(x: Any) -> None:
+        total(eo.tensor(np.repeat(x.data, 2)[::2]))
+
+    def watched(x: Any) -> None:
+        with eo.profile():
+            total(x)
+
+    def moved(x: Any) -> None:
+        captured[1].data = captured[1].data + 1
+
+    def written(x: Any) -> None:
+        captured[2].data[...] += 1
+
+    def replaced(x: Any) -> None:
+        captured[3] = eo.tensor(values(3, seed=9))
+
+    x = eo.tensor(values(3, seed=7))
+    for between in (profile, other_layout, watched, moved, written, replaced, profile, moved):
+        for _ in range(4):
+            want = x.data + sum(t.data.astype(np.float64) for t in captured)
+            np.testing.assert_allclose(total(x).data, want, rtol=1e-5, atol=1e-6)
+        assert total._launchers
+        between(x)
+        want = x.data + sum(t.data.astype(np.float64) for t in captured)
+        np.testing.assert_allclose(total(x).data, want, rtol=1e-5, atol=1e-6)

@@ -100,17 +100,12 @@ class Program:
             self._execute(self._control.address, 0, 1)
         return self._control.status[0]
 
-    def executor(self) -> Callable[[], int]:
-        """`execute` as one function without the bookkeeping that this program does not need."""
+    def alone(self) -> tuple[Callable[[int, int, int], None], int, Any] | None:
+        """For programs that need neither workers nor the BLAS on one thread: the native executor,
+        the address to call it with (and 0, 1), and where the status is then."""
         if self._shared or self._blas is ONE_THREAD:
-            return self.execute
-        run, address, status = self._execute, self._control.address, self._control.status
-
-        def execute() -> int:
-            run(address, 0, 1)
-            return status[0]
-
-        return execute
+            return None
+        return self._execute, self._control.address, self._control.status
 
     def source(self) -> str:
         """The text of every distinct kernel."""

@@ -24,6 +24,7 @@ MISS = object()
 SPARE = 3  # buffers kept per output
 MOST_PATIENCE = 256  # calls
 PAIRWISE = 3  # with more arguments than this, a set of their ids costs less than comparing pairs
+UNPACKED = 64  # entries of a list up to which they are compared one by one
 
 Launch = Callable[[tuple, dict], Any]
 
@@ -247,7 +248,15 @@ def _guards(w: _Writer) -> None:
     """What Python holds, by identity: an equal but other object takes the general path."""
     entry = w.entry
     for g in entry.guards.fast:
-        w.unless(g.test(w.constant(g.container), w.constant(g.key), w.constant(g.value)))
+        if g.kind == "list" and 0 < len(g.value[1]) <= UNPACKED:
+            names = [f"e{i}" for i in range(len(g.value[1]))]
+            w(f"entries = (*{w.constant(g.container)},)")
+            w.unless(f"len(entries) == {len(names)}")
+            w(f"{', '.join(names)}, = entries")
+            pairs = zip(names, map(w.constant, g.value[1]), strict=True)
+            w.unless(" and ".join(f"{name} is {value}" for name, value in pairs))
+        else:
+            w.unless(g.test(w.constant(g.container), w.constant(g.key), w.constant(g.value)))
     for container, key, value in entry.traced.statics:
         w.unless(f"{w.constant(container)}.get({w.constant(key)}, MISS) is {w.constant(value)}")
     for array, contents in entry.traced.frozen:
@@ -336,7 +345,12 @@ def _run(w: _Writer, inputs: list[str]) -> None:
     w(*(line for line in stores if line.endswith(")")))
     w(f"if {bound}[0] is not {me}:", f"    {bound}[0] = {me}")  # else those that stay are there
     w(*(f"    {line}" for line in stores if not line.endswith(")")))
-    w(f"if {w.constant(program.executor())}() != {native.FINE}: return MISS")
+    alone = program.alone()
+    if alone is None:
+        w(f"if {w.constant(program.execute)}() != {native.FINE}: return MISS")
+    else:
+        run, address, status = map(w.constant, alone)
+        w(f"{run}({address}, 0, 1)", f"if {status}[0] != {native.FINE}: return MISS")
     written = []
     for i in entry.written:
         source = entry.traced.sources[i]
