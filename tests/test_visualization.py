@@ -2,6 +2,7 @@
 
 import sys
 import xml.etree.ElementTree as Xml
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_no_label_of_a_confusion_matrix_is_cut_off_or_covered(names):
     assert all(whole.y0 <= b.y0 and b.y1 <= whole.y1 for b in boxes)
     if axes.get_xticklabels()[0].get_rotation() == 0:
         places = [text.get_window_extent() for text in axes.get_xticklabels()]
-        assert all(a.x1 < b.x0 for a, b in zip(places, places[1:], strict=False))
+        assert all(a.x1 < b.x0 for a, b in pairwise(places))
 
 
 @pytest.fixture(autouse=True)
