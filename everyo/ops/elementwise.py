@@ -1,5 +1,5 @@
-"""Elementwise ops: one value per point, operands broadcast. Each block is the whole op; functions of
-analysis are in `transcendental`, those between the layers of a network in `activations`."""
+"""Elementwise ops: one value per point, operands broadcast. Each block is the whole op; functions
+of analysis are in `transcendental`, those between the layers of a network in `activations`."""
 
 import builtins
 from typing import Any
