@@ -55,6 +55,7 @@ def main():
             print(f"No emulator either: {eo.cuda.unavailable_reason()}")
             return
         print("Running a few batches on the emulator instead.")
+    if eo.cuda.runtime_info()["emulated"]:
         batches = 3
     features, labels = load_uci_digits()
     features = (features / features.max()).astype(np.float32)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 if toolchain.missing() is None:
     from cuda_kernels import launched, unset
 
-    from everyo.compile.cuda import prelude
+    from everyo.compile.cuda import lanes, prelude
     from everyo.compile.cuda.ptx import PTXError, parse
 
 X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
@@ -169,6 +169,23 @@ st(p1, t, ld(s, t * u32({0})))
             _, launch = launched(conflict.format(stride), [X, unset(64)])
             counts = launch.counts
             assert counts["shared wavefronts"] == ways * counts["shared requests"], stride
+
+
+@pytest.mark.parametrize(
+    ("op", "want"),
+    [  # a = 0xfffe0003: halves 3 and 65534 or -2, bytes 3 0 254 255; b: bytes 1 2 253 128
+        ("dp2a.lo.u32.u32", 7 + 3 * 1 + 65534 * 2), ("dp2a.lo.u32.s32", 7 + 3 * 1 + 65534 * 2),
+        ("dp2a.hi.u32.s32", 7 + 3 * -3 + 65534 * -128), ("dp2a.lo.s32.u32", 7 + 3 * 1 - 2 * 2),
+        ("dp2a.hi.s32.u32", 7 + 3 * 253 - 2 * 128), ("dp2a.hi.s32.s32", 7 + 3 * -3 - 2 * -128),
+        ("dp4a.u32.u32", 7 + 3 * 1 + 254 * 253 + 255 * 128),
+        ("dp4a.s32.s32", 7 + 3 * 1 - 2 * -3 - 1 * -128),
+        ("dp4a.u32.s32", 7 + 3 * 1 + 254 * -3 + 255 * -128),
+    ],
+)  # fmt: skip
+def test_dot_products_of_parts_of_words(op, want):
+    words = (np.array([w], np.uint32).view(np.int32) for w in (0xFFFE0003, 0x80FD0201, 7))
+    got = lanes.execute(tuple(op.split(".")), list(words))
+    assert int(got[0]) == int(np.array(want).astype(got.dtype))
 
 
 def test_unknown_instructions_and_broken_text_are_errors():

@@ -175,13 +175,19 @@ def _three(op: Sequence[str], kind: Any, a: Array, b: Array, c: Array, table: Ar
 
 
 def _dot(op: Sequence[str], kind: Any, a: Array, b: Array, c: Array) -> Array:
-    """dp2a: c plus two 16-bit parts of a times two bytes of b, for unsigned numbers."""
-    first = 0 if "lo" in op else 16
-    low, high = (a & np.uint32(0xFFFF)), a >> np.uint32(16)
-    x, y = ((b >> np.uint32(first + 8 * k)) & np.uint32(0xFF) for k in (0, 1))
-    if "s32" in op:
-        raise PTXError(f"no instruction {'.'.join(op)}")
-    return c + low * x + high * y
+    """c + the products of the two halves (dp2a) or four bytes (dp4a) of a with bytes of b."""
+    count = 2 if op[0] == "dp2a" else 4
+    start = 2 if "hi" in op else 0  # of the bytes
+    total = np.asarray(c).astype(np.int64)
+    for i in range(count):
+        total = total + _part(a, 32 // count, i, op[-2]) * _part(b, 8, start + i, op[-1])
+    return total.astype(kind)
+
+
+def _part(word: Array, size: int, i: int, kind: str) -> Array:
+    """The i-th so many bits of a word, as a number of this kind of sign."""
+    part = np.asarray(word).astype(np.int64) >> (size * i) & ((1 << size) - 1)
+    return part - ((part >> (size - 1)) << size) if kind[0] == "s" else part
 
 
 def _insert(op: Sequence[str], kind: Any, a: Array, b: Array, start: Array, length: Array) -> Array:
@@ -252,5 +258,5 @@ TABLE: dict[str, Callable[..., Array]] = {
     "rsqrt": _rounded(lambda a: 1 / np.sqrt(a)), "ex2": _rounded(np.exp2),
     "lg2": _rounded(np.log2), "sin": _rounded(np.sin), "cos": _rounded(np.cos),
     "tanh": _rounded(np.tanh), "copysign": lambda op, kind, a, b: np.copysign(b, a),
-    "bfi": _insert, "dp2a": _dot, "popc": _count, "clz": _leading,
+    "bfi": _insert, "dp2a": _dot, "dp4a": _dot, "popc": _count, "clz": _leading,
 }  # fmt: skip
