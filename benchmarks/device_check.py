@@ -1,47 +1,61 @@
 """Everything that needs a GPU, in one script: `python -m benchmarks.device_check` (10 minutes at
 most).
 
-First correctness: random elementwise, row and column programs, products, sorting, training steps
-and the exchange of arrays, each against NumPy on the host. Then figures: launch cost, bandwidth of
-fused kernels as a share of a plain device copy, step times beside torch, torch.compile and JAX
-where these are installed. Every line says OK, FAIL or SKIP; the exit status is 1 if anything
-failed.
+First correctness: the driver, random elementwise, row and column programs, products, sorting,
+training steps and the exchange of arrays, each against NumPy on the host. Then figures: launch
+cost, bandwidth of fused kernels as a share of a plain device copy, times of the benchmark workloads
+beside torch, JAX and torch.compile where these are installed. Every part runs in a process of its
+own with a time limit, since a fault on a device ends all that its process does there; what came of
+it is printed and added to a file at once. Lines say OK, FAIL or SKIP; the exit status is 1 if
+anything failed. On the emulator sizes are small, and figures mean nothing.
+
+    python -m benchmarks.device_check                         # everything
+    python -m benchmarks.device_check functions bandwidth     # some parts
 """
 
+import argparse
+import os
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import everyo as eo
+from benchmarks.compiled.__main__ import LaunchError, launch
 
 BUDGET = 570.0  # seconds for everything
+LIMIT = 120.0  # and for a part
 GOAL = 0.85  # of the bandwidth of a plain copy
-STARTED = time.perf_counter()
-FAILED: list[str] = []
+SKIPPED, FAILED = 3, 1  # exit statuses of a part
+ROOT = Path(__file__).parents[1]
 
 
-def check(name: str, run: Callable[[], Any]) -> None:
-    """Run one step and print what came of it."""
-    if time.perf_counter() - STARTED > BUDGET:
-        print(f"SKIP {name}: out of time", flush=True)
-        return
+def run_part(name: str) -> int:
+    """Run one part in this process and print what came of it."""
     start = time.perf_counter()
     try:
-        found = run()
+        found = PARTS[name]()
     except ImportError as error:
         print(f"SKIP {name}: {error}", flush=True)
+        return SKIPPED
     except Exception as error:
-        FAILED.append(name)
         print(f"FAIL {name}: {type(error).__name__}: {str(error)[:400]}", flush=True)
         traceback.print_exc(limit=-3)
-    else:
-        print(f"OK   {name}: {found} ({time.perf_counter() - start:.2f} s)", flush=True)
+        return FAILED
+    print(f"OK   {name}: {found} ({time.perf_counter() - start:.1f} s)", flush=True)
+    return 0
+
+
+def emulated() -> bool:
+    return eo.cuda.runtime_info()["emulated"]
 
 
 def versions() -> str:
@@ -56,7 +70,28 @@ def versions() -> str:
             out.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             out.append(f"{name} absent")
-    return f"{eo.cuda.runtime_info()}; {', '.join(out)}"
+    return f"{eo.cuda.runtime_info()}; {os.cpu_count()} cores; {', '.join(out)}"
+
+
+def driver() -> str:
+    """Allocate, copy, launch, capture and give back, without anything of the compiler's."""
+    from everyo.compile.cuda import toolchain
+
+    runtime = eo.cuda.backend().runtime(0)
+    text = "def kernel(p0, p1):\n    i = u32(cuda.threadIdx.x)\n    st(p1, i, ld(p0, i) + f32(1))\n"
+    kernel = runtime.load(toolchain.compile_ptx(text, ("f32*", "f32*"), runtime.cc))
+    places = [runtime.allocate(256) for _ in range(2)]
+    x = np.arange(64, dtype=np.float32)
+    runtime.upload(places[0], x)
+    runtime.launch(kernel, 1, 64, places)
+    replay = runtime.capture(lambda: runtime.launch(kernel, 1, 64, places[::-1]))
+    np.testing.assert_array_equal(runtime.download(places[1], 256).view(np.float32), x + 1)
+    np.testing.assert_array_equal(runtime.download(places[0], 256).view(np.float32), x)
+    replay()
+    np.testing.assert_array_equal(runtime.download(places[0], 256).view(np.float32), x + 2)
+    for place in places:
+        runtime.free(place)
+    return "memory, copies, launches and graphs"
 
 
 def on_device(values: Any) -> eo.Tensor:
@@ -67,7 +102,7 @@ def median(run: Callable[[], Any], repeats: int = 30) -> float:
     """Median seconds of a call that ends with a synchronisation."""
     runtime = eo.cuda.backend().runtime(0)
     times = []
-    for _ in range(repeats):
+    for _ in range(3 if emulated() else repeats):
         runtime.synchronize()
         start = time.perf_counter()
         run()
@@ -89,7 +124,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "scans": lambda x: eo.cumsum(x, axis=-1),
     "views": lambda x: x.T[::-1, 1:].reshape(-1),
 }
-SHAPES = [(1, 1), (3, 31), (33, 130), (128, 1024), (1000, 257)]
+SHAPES = [(3, 31), (33, 130), (1000, 257)]
 
 
 def functions() -> str:
@@ -97,7 +132,7 @@ def functions() -> str:
     worst = 0.0
     for name, function in FUNCTIONS.items():
         compiled = eo.compile(function)
-        for shape in SHAPES:
+        for shape in SHAPES[: 1 if emulated() else None]:
             x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
             want = function(eo.tensor(x.astype(np.float64))).numpy()
             scale = max(1.0, float(np.abs(want).max(initial=0)))
@@ -140,7 +175,7 @@ def training() -> str:
     sizes = (64, 128, 10)
     x, y = batch(sizes, 32)
     here, there = build("cpu", sizes), build("cuda", sizes)
-    losses = [(here(x, y).item(), there(x, y).item()) for _ in range(20)]
+    losses = [(here(x, y).item(), there(x, y).item()) for _ in range(5 if emulated() else 20)]
     worst = max(abs(a - b) for a, b in losses)
     if worst > 1e-3:
         raise AssertionError(f"losses differ by {worst}: {losses}")
@@ -153,9 +188,10 @@ def own_products() -> str:
     from everyo.compile.cuda.runtime import Buffer, Gemm
 
     runtime = eo.cuda.backend().runtime(0)
+    library = "cuBLAS found" if getattr(runtime, "blas", None) else "cuBLAS not found"
     one = (1, (0, 0, 0))
     out = []
-    for m, n, k in ((513, 257, 129), (4096, 4096, 4096)):
+    for m, n, k in ((65, 33, 17),) if emulated() else ((513, 257, 129), (4096, 4096, 4096)):
         p = Gemm(np.dtype(np.float32), m, n, k, False, k, False, n, n, (one, one))
         rng = np.random.default_rng(0)
         a, b = (on_device(rng.standard_normal(s)) for s in ((m, k), (k, n)))
@@ -169,13 +205,20 @@ def own_products() -> str:
         got = runtime.download(c.address, 4 * m * n).view(np.float32).reshape(m, n)
         np.testing.assert_allclose(got, (a @ b).numpy(), rtol=1e-3, atol=1e-3)
         out.append(f"{m}x{n}x{k}: {2 * m * n * k / seconds / 1e12:.1f} Tflop/s")
-    return ", ".join(out) + f" (cuBLAS {'found' if runtime.blas else 'not found'})"
+    return ", ".join(out) + f" ({library})"
+
+
+def needs_a_gpu() -> None:
+    """Other libraries have no emulator."""
+    if emulated():
+        raise ImportError("the emulated device exists for EveryO only")
 
 
 def exchange_torch() -> str:
     """PyTorch shares the memory, both ways."""
     import torch
 
+    needs_a_gpu()
     t = on_device(np.arange(8))
     shared = torch.as_tensor(t, device="cuda")
     shared += 1
@@ -185,13 +228,23 @@ def exchange_torch() -> str:
     through *= 2
     torch.cuda.synchronize()
     np.testing.assert_array_equal(t.numpy(), 2 * (np.arange(8) + 1))
-    return "array interface and DLPack share bytes"
+    theirs = torch.arange(6.0, device="cuda").reshape(2, 3).T
+    ours = eo.from_dlpack(theirs)
+    ours += 1
+    np.testing.assert_array_equal(ours.numpy(), theirs.cpu().numpy())
+    np.testing.assert_array_equal(ours.numpy(), np.arange(1.0, 7).reshape(2, 3).T)
+    with torch.cuda.stream(torch.cuda.Stream()):  # both ways, on a stream of its own
+        later = torch.from_dlpack(on_device(np.ones(1 << 20)) * 3).sum()
+        again = eo.from_dlpack(later.reshape(1) * 2)
+    assert again.item() == 6 << 20, again.item()
+    return "array interface and DLPack share bytes, both ways"
 
 
 def exchange_cupy() -> str:
     """CuPy shares the memory."""
     import cupy
 
+    needs_a_gpu()
     t = on_device(np.arange(8))
     cupy.asarray(t.data)[...] *= 3
     cupy.cuda.runtime.deviceSynchronize()
@@ -206,7 +259,8 @@ def launches() -> str:
     """Host cost of an eager op, and of a compiled call of many kernels."""
     x = on_device(np.ones(256))
     y = x + 1
-    eager = median(lambda: [x + y for _ in range(100)]) / 100
+    count = 1 if emulated() else 100
+    eager = median(lambda: [x + y for _ in range(count)]) / count
     step = build("cuda", (64, 128, 10))
     data = batch((64, 128, 10), 32)
     for _ in range(5):
@@ -216,137 +270,150 @@ def launches() -> str:
     return f"{eager * 1e6:.1f} us an eager add, {whole * 1e6:.0f} us a step of {rows} launches"
 
 
-def bandwidth() -> str:
-    """Fused elementwise and reduction kernels against a plain copy on the device."""
-    n = 1 << 26
+def plain_copy(size: int) -> float:
+    """Seconds of the driver's own copy of so many bytes on the device; of ours on the emulator."""
     runtime = eo.cuda.backend().runtime(0)
+    source, target = (runtime.allocate(size) for _ in range(2))
+    if emulated():
+        runtime.upload(source, np.zeros(size, np.uint8))
+        return median(lambda: runtime.upload(target, runtime.download(source, size)), 3)
+    from cuda.bindings import driver
+
+    times = []
+    for _ in range(20):
+        start = runtime.event()
+        (status,) = driver.cuMemcpyDtoDAsync(target, source, size, runtime.stream.handle)
+        assert int(status) == 0, status
+        times.append(runtime.elapsed(start, runtime.event()))
+    for place in (source, target):
+        runtime.free(place)
+    return sorted(times)[len(times) // 2]
+
+
+def bandwidth() -> str:
+    """Fused elementwise and reduction kernels against a plain copy on the device; the times are
+    those of the kernels, between events."""
+    n, width = (1 << 12, 1 << 6) if emulated() else (1 << 28, 1 << 12)
+    plain = 8 * n / plain_copy(4 * n) / 1e9
     x, y = on_device(np.ones(n)), on_device(np.ones(n))
-    rows = x.reshape(1 << 14, 1 << 12)
-    copy = eo.compile(lambda x: x * 1.5)
+    rows = x.reshape(n // width, width)
     fused = eo.compile(lambda x, y: eo.tanh(x * y + x) * y)
     table = {
-        "copy": (copy, (x,), 8 * n), "fused elementwise": (fused, (x, y), 12 * n),
+        "x * 1.5": (eo.compile(lambda x: x * 1.5), (x,), 8 * n),
+        "fused elementwise": (fused, (x, y), 12 * n),
         "sum": (eo.compile(lambda x: x.sum()), (x,), 4 * n),
-        "softmax rows": (eo.compile(lambda x: eo.softmax(x, axis=-1)), (rows,), 8 * n),
+        "row sums": (eo.compile(lambda x: x.sum(axis=1)), (rows,), 4 * n),
         "column sums": (eo.compile(lambda x: x.sum(axis=0)), (rows,), 4 * n),
+        "softmax rows": (eo.compile(lambda x: eo.softmax(x, axis=-1)), (rows,), 8 * n),
     }  # fmt: skip
-    out, plain = [], 0.0
+    out = []
     for name, (function, args, moved) in table.items():
-        for _ in range(3):
-            function(*args)
-        rate = moved / median(lambda f=function, a=args: f(*a)) / 1e9
-        plain = plain or rate
-        goal = "" if rate >= GOAL * plain or name == "copy" else " BELOW THE GOAL"
+        seconds = sum(function.explain(*args, profile=True).seconds)
+        rate = moved / seconds / 1e9
+        goal = "" if rate >= GOAL * plain else " BELOW THE GOAL"
         out.append(f"{name} {rate:.0f} GB/s ({rate / plain:.0%}){goal}")
-    runtime.synchronize()
-    return ", ".join(out)
+    return f"plain copy {plain:.0f} GB/s; " + ", ".join(out)
 
 
-WORKLOADS = [((16, 32, 10), 32), ((784, 256, 128, 10), 128), ((784, 1024, 1024, 10), 256)]
+WORKLOADS = (
+    "mlp-tiny", "mlp-small", "mlp-mid", "mlp-big", "gelu-1e7", "cross-entropy", "layer-norm",
+    "gpt-small", "gpt-medium", "cnn", "residual", "pinn", "lstm",
+)  # fmt: skip
+SIDES = ("torch", "jax", "torch.compile")
 
 
-def steps() -> str:
-    """Training steps of the benchmark workloads."""
-    out = []
-    for sizes, rows in WORKLOADS:
-        step, data = build("cuda", sizes), batch(sizes, rows)
-        held = (eo.tensor(data[0], device="cuda"), eo.tensor(data[1], dtype="int64", device="cuda"))
-        for _ in range(5):
-            step(*held)
-        out.append(
-            f"{'-'.join(map(str, sizes))}/{rows}: "
-            f"{median(lambda s=step, h=held: s(*h)) * 1e6:.0f} us"
-        )
-    return ", ".join(out)
+def chosen_workloads() -> tuple[str, ...]:
+    """All of them; one on the emulator."""
+    return WORKLOADS[: 1 if emulated() else None]
 
 
-def steps_torch(compiled: bool) -> str:
-    """The same steps in PyTorch."""
-    import torch
-
-    out = []
-    for sizes, rows in WORKLOADS:
-        layers: list[Any] = []
-        for a, b in pairwise(sizes):
-            layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
-        model = torch.nn.Sequential(*layers[:-1]).cuda()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-        forward = torch.compile(model, mode="reduce-overhead") if compiled else model
-        x, y = (torch.as_tensor(a).cuda() for a in batch(sizes, rows))
-
-        def step(m: Any = forward, o: Any = optimizer, x: Any = x, y: Any = y) -> None:
-            o.zero_grad()
-            torch.nn.functional.cross_entropy(m(x), y).backward()
-            o.step()
-            torch.cuda.synchronize()
-
-        for _ in range(10):
-            step()
-        out.append(f"{'-'.join(map(str, sizes))}/{rows}: {median(step) * 1e6:.0f} us")
-    return ", ".join(out)
+def steps(side: str, seconds: float, report: Callable[[str], None]) -> dict[str, float]:
+    """Median seconds of the workloads in one library, reported one by one, while time is left."""
+    end, found = time.perf_counter() + seconds, dict[str, float]()
+    if find_spec(side.split(".")[0]) is None:
+        report(f"SKIP {side}: not installed")
+        return found
+    for name in chosen_workloads():
+        left = end - time.perf_counter()
+        if left < 5:
+            report(f"SKIP {side} {name}: out of time")
+            continue
+        try:
+            result = launch(side, name, os.cpu_count() or 1, None, "cuda", min(left, LIMIT))
+        except LaunchError as error:
+            report(f"FAIL {side} {name}: {error}")
+            continue
+        if result is None:
+            report(f"SKIP {side} {name}: not written for it")
+            continue
+        found[name] = result[1]
+        report(f"OK   {side} {name}: {result[1] * 1e6:.1f} us, first call {result[0]:.1f} s")
+    return found
 
 
-def steps_jax() -> str:
-    """The same steps in JAX."""
-    import jax
-    import jax.numpy as jnp
-
-    def loss(p: Any, x: Any, y: Any) -> Any:
-        for w, b in p[:-1]:
-            x = jax.nn.relu(x @ w + b)
-        x = x @ p[-1][0] + p[-1][1]
-        return -jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1).mean()
-
-    def step(p: Any, m: Any, v: Any, t: Any, x: Any, y: Any) -> Any:
-        value, g = jax.value_and_grad(loss)(p, x, y)
-        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
-        v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, g)
-
-        def update(p: Any, m: Any, v: Any) -> Any:
-            root = jnp.sqrt(v / (1 - 0.999**t)) + 1e-8
-            return p - 1e-3 * m / (1 - 0.9**t) / root
-
-        return value, jax.tree.map(update, p, m, v), m, v, t + 1
-
-    fast = jax.jit(step, donate_argnums=(0, 1, 2, 3))
-    out = []
-    for sizes, rows in WORKLOADS:
-        rng = np.random.default_rng(0)
-        p = [
-            (jnp.asarray(rng.standard_normal((a, b)) * 0.05, jnp.float32), jnp.zeros(b))
-            for a, b in pairwise(sizes)
-        ]
-        state = (p, jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p), 1.0)
-        x, y = map(jnp.asarray, batch(sizes, rows))
-        times = []
-        for _ in range(40):
-            start = time.perf_counter()
-            value, *state = fast(*state, x, y)
-            value.block_until_ready()
-            times.append(time.perf_counter() - start)
-        out.append(f"{'-'.join(map(str, sizes))}/{rows}: {sorted(times[10:])[15] * 1e6:.0f} us")
-    return ", ".join(out)
-
-
-CHECKS: dict[str, Callable[[], Any]] = {
-    "versions": versions, "functions": functions, "training": training,
-    "own products": own_products, "exchange with torch": exchange_torch,
-    "exchange with cupy": exchange_cupy, "launch cost": launches, "bandwidth": bandwidth,
-    "training steps": steps, "training steps, torch": lambda: steps_torch(False),
-    "training steps, torch.compile": lambda: steps_torch(True),
-    "training steps, JAX": steps_jax,
+PARTS: dict[str, Callable[[], Any]] = {
+    "versions": versions, "driver": driver, "functions": functions, "training": training,
+    "own-products": own_products, "launch-cost": launches, "bandwidth": bandwidth,
+    "exchange-torch": exchange_torch, "exchange-cupy": exchange_cupy,
 }  # fmt: skip
 
 
 def main() -> int:
-    """Run every check that time allows."""
+    """Run the parts, then the workloads while time allows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}, steps (all)")
+    parser.add_argument("--seconds", type=float, default=BUDGET)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/device.txt")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        return run_part(options.part)
+    chosen = options.parts or [*PARTS, "steps"]
+    if unknown := set(chosen) - {*PARTS, "steps"}:
+        parser.error(f"no parts {sorted(unknown)}")
+    started = time.perf_counter()
+    failed: list[str] = []
+    options.output.parent.mkdir(exist_ok=True, parents=True)
+    options.output.write_text("")
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+        with options.output.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def left() -> float:
+        return options.seconds - (time.perf_counter() - started)
+
     if not eo.cuda.is_available():
-        print(f"no CUDA device: {eo.cuda.unavailable_reason()}")
-        return 1
-    for name, run in CHECKS.items():
-        check(name, run)
-    print(f"{len(FAILED)} failed: {', '.join(FAILED) or 'none'}")
-    return 1 if FAILED else 0
+        report(f"no CUDA device: {eo.cuda.unavailable_reason()}")
+        return FAILED
+    for name in [n for n in PARTS if n in chosen]:
+        command = [sys.executable, "-m", "benchmarks.device_check", "--part", name]
+        limit = min(LIMIT, left())
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.stdout or b"").decode(errors="replace")
+            report(f"FAIL {name}: more than {limit:.0f} s\n{said}".rstrip())
+            failed.append(name)
+            continue
+        report(done.stdout.rstrip())
+        if done.returncode not in (0, SKIPPED):
+            report(f"FAIL {name}: exit status {done.returncode}")
+            failed.append(name)
+    if "steps" in chosen:
+        mine = steps("everyo", left(), report)
+        failed += [] if len(mine) == len(chosen_workloads()) else ["steps"]
+        for i, side in enumerate(SIDES):
+            theirs = steps(side, left() / (len(SIDES) - i), report)
+            for name in theirs.keys() & mine.keys():
+                report(f"     {name}: {theirs[name] / mine[name]:.2f} x as fast as {side}")
+    report(f"{len(failed)} failed: {', '.join(failed) or 'none'}; {options.seconds - left():.0f} s")
+    return FAILED if failed else 0
 
 
 if __name__ == "__main__":

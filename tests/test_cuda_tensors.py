@@ -15,6 +15,7 @@ import everyo as eo
 from everyo.compile.cuda import toolchain
 from everyo.core.device_array import DeviceArray
 
+CHECK = "benchmarks.device_check"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cuda_training.py"
 needs_compiler = pytest.mark.skipif(
     toolchain.missing() is not None, reason=f"no CUDA compiler: {toolchain.missing()}"
@@ -315,3 +316,37 @@ def test_the_example_runs_without_a_gpu():
     apart = float(run.stdout.split("differ by at most ")[1])
     assert apart < 1e-4
     assert eo.cuda.is_available() or "No CUDA device" in run.stdout
+
+
+def checked(tmp_path, *parts):
+    """What the check of devices says of some parts on the emulator."""
+    run = subprocess.run(
+        [sys.executable, "-m", CHECK, *parts, "--output", str(tmp_path / "out.txt")],
+        capture_output=True, text=True, timeout=400, cwd=EXAMPLE.parents[1],
+        env=os.environ | {"EVERYO_CUDA": "emulator"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (tmp_path / "out.txt").read_text() == run.stdout
+    return [line[:4] for line in run.stdout.splitlines()]
+
+
+@needs_compiler
+def test_the_check_of_devices_runs_on_the_emulator(tmp_path):
+    assert checked(tmp_path, "versions", "driver") == ["OK  ", "OK  ", "0 fa"]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_all_parts_of_the_check_of_devices_run_on_the_emulator(tmp_path):
+    said = checked(tmp_path)
+    assert said.count("OK  ") >= 8 and "FAIL" not in said
+
+
+@needs_compiler
+def test_the_check_of_devices_tells_failures(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", CHECK, "driver", "--output", str(tmp_path / "out.txt")],
+        capture_output=True, text=True, cwd=EXAMPLE.parents[1],
+        env=os.environ | {"EVERYO_CUDA": "emulator", "EVERYO_DISABLE_CUDA": "1"},
+    )  # fmt: skip
+    assert run.returncode == 1 and "EVERYO_DISABLE_CUDA" in run.stdout

@@ -36,47 +36,58 @@ SIDES = {
 RESULTS = Path(__file__).parent.parent / "results"
 
 
-def run_one(side: str, name: str, threads: int) -> None:
+def run_one(side: str, name: str, threads: int, device: str) -> None:
     """Measure one workload in this process and print the result as JSON."""
     module = importlib.import_module(f"benchmarks.compiled.{SIDES[side]}")
     if side == "torch.compile":
         module.COMPILED = True
-    module.prepare(threads)
+    module.prepare(threads, device)
     step = module.make(name)
     if step is None:
         print(json.dumps(None))
         return
     measured = timing.measure(step, module.wait)
-    print(json.dumps((*measured, module.products(step) if side == "everyo" else 0.0)))
+    print(
+        json.dumps(
+            (*measured, module.products(step) if (side, device) == ("everyo", "cpu") else 0.0)
+        )
+    )
 
 
-def launch(side: str, name: str, threads: int, cache: str) -> tuple[float, ...] | None:
-    """`run_one` in a process of its own, on as many cores as threads."""
+class LaunchError(Exception):
+    """A workload that did not come to its end."""
+
+
+def launch(
+    side: str, name: str, threads: int, cache: str | None = None, device: str = "cpu",
+    seconds: float = 900,
+) -> tuple[float, ...] | None:  # fmt: skip
+    """`run_one` in a process of its own, on as many cores as threads; None keeps the user's cache
+    of kernels."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-    environment |= {"OMP_NUM_THREADS": str(threads), "EVERYO_CACHE_DIR": cache}
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.compiled",
-        "--one",
-        side,
-        name,
-        "--threads",
-        str(threads),
-    ]
+    environment["OMP_NUM_THREADS"] = str(threads)
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take most of a GPU
+    if cache is not None:
+        environment["EVERYO_CACHE_DIR"] = cache
+    command = [sys.executable, "-m", "benchmarks.compiled", "--one", side, name]
+    command += ["--threads", str(threads), "--device", device]
     cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=900,
-        preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=seconds,
+            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"more than {seconds:.0f} s") from None
     if done.returncode:
-        print(f"{side} {name} failed:\n{done.stderr[-1500:]}", file=sys.stderr)
-        return None
+        raise LaunchError(f"exit status {done.returncode}\n{done.stderr[-1500:]}")
     result = json.loads(done.stdout.strip().splitlines()[-1])
     return None if result is None else tuple(result)
 
 
-def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
+def table(
+    names: list[str], sides: list[str], threads: int, rounds: int, device: str = "cpu"
+) -> str:
     """Measure and lay out."""
     lines = [
         f"| workload | {' | '.join(sides)} | EveryO against the best other | products alone |",
@@ -87,7 +98,11 @@ def table(names: list[str], sides: list[str], threads: int, rounds: int) -> str:
         with tempfile.TemporaryDirectory() as cache:
             for _ in range(rounds):
                 for side in sides:
-                    result = launch(side, name, threads, cache)
+                    try:
+                        result = launch(side, name, threads, cache, device)
+                    except LaunchError as error:
+                        print(f"{side} {name}: {error}", file=sys.stderr)
+                        continue
                     if result is not None:
                         found[side].append(result)
         medians = {s: statistics.median(t for _, t, _ in r) for s, r in found.items() if r}
@@ -125,18 +140,19 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=list(NAMES), help="workloads (all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--output", help="name of the table in benchmarks/results")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        run_one(options.one, options.names[0], options.threads)
+        run_one(options.one, options.names[0], options.threads, options.device)
         return
     unknown = [n for n in options.names if n not in NAMES]
     if unknown:
         parser.error(f"unknown workloads {unknown}; there are {', '.join(NAMES)}")
-    body = table(options.names, options.sides, options.threads, options.rounds)
+    body = table(options.names, options.sides, options.threads, options.rounds, options.device)
     if options.output:
         command = " ".join(["python -m benchmarks.compiled", *sys.argv[1:]])
         head = [

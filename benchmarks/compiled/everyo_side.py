@@ -12,6 +12,13 @@ from benchmarks.compiled import workloads as w
 from everyo import nn
 
 
+DEVICE = "cpu"  # set by `prepare`
+
+
+def tensor(values: Any, **kwargs: Any) -> Any:
+    """A tensor on the device of the run."""
+    return eo.tensor(values, device=DEVICE, **kwargs)
+
 class Step:
     """A compiled function on fixed arguments."""
 
@@ -24,6 +31,9 @@ class Step:
 
 def trained(model: Any, loss: Callable[..., Any], *inputs: Any) -> Step:
     """An Adam step of a model on fixed inputs."""
+    model = model.to(DEVICE)
+    if DEVICE != "cpu":
+        inputs = tuple(tensor(a, dtype=a.dtype) if type(a) is np.ndarray else a for a in inputs)
     optimizer = eo.optim.Adam(model.parameters(), lr=w.LEARNING_RATE)
 
     @eo.compile
@@ -60,24 +70,24 @@ def mlp(name: str) -> Step:
         layers += [layer, nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     criterion = nn.CrossEntropyLoss()
-    return trained(model, lambda m, x, y: criterion(m(x), y), eo.tensor(batch.x), batch.y)
+    return trained(model, lambda m, x, y: criterion(m(x), y), tensor(batch.x), batch.y)
 
 
 def gelu(name: str) -> Step:
-    x = eo.tensor(w.uniform(w.GELUS[name]), requires_grad=True)
+    x = tensor(w.uniform(w.GELUS[name]), requires_grad=True)
     return derived(lambda x: eo.gelu(x, approximate="tanh").sum(), x)
 
 
 def cross_entropy(name: str) -> Step:
-    x = eo.tensor(w.uniform(*w.ROWS[name]), requires_grad=True)
+    x = tensor(w.uniform(*w.ROWS[name]), requires_grad=True)
     y = w.labels(w.ROWS[name][1], w.ROWS[name][0])
     return derived(lambda x: nn.cross_entropy(x, y), x)
 
 
 def layer_norm(name: str) -> Step:
     n, d = w.ROWS[name]
-    x = eo.tensor(w.uniform(n, d), requires_grad=True)
-    layer = nn.LayerNorm(d)
+    x = tensor(w.uniform(n, d), requires_grad=True)
+    layer = nn.LayerNorm(d).to(DEVICE)
 
     def loss(x: Any, weight: Any, bias: Any) -> Any:
         return layer(x).square().sum()
@@ -86,10 +96,10 @@ def layer_norm(name: str) -> Step:
 
 
 def pendulum(name: str) -> Step:
-    p = eo.tensor(np.array([1.0, 0.1, 9.8], np.float32), requires_grad=True)
+    p = tensor(np.array([1.0, 0.1, 9.8], np.float32), requires_grad=True)
 
     def angle(p: Any) -> Any:
-        theta, omega = eo.tensor(1.0), eo.tensor(0.0)
+        theta, omega = tensor(1.0), tensor(0.0)
         for _ in range(w.PENDULUM[name]):
             omega = omega + 0.01 * (-p[2] / p[0] * eo.sin(theta) - p[1] * omega)
             theta = theta + 0.01 * omega
@@ -108,7 +118,7 @@ def cnn(name: str) -> Step:
     return trained(
         model,
         lambda m, x, y: criterion(m(x), y),
-        eo.tensor(w.uniform(64, 8, 8, 1)),
+        tensor(w.uniform(64, 8, 8, 1)),
         w.labels(10, 64),
     )
 
@@ -125,7 +135,7 @@ class Residual(nn.Module):
 
 def residual(name: str) -> Step:
     return trained(
-        Residual(), lambda m, x: m(x).square().mean(), eo.tensor(w.uniform(8, 28, 28, 64))
+        Residual(), lambda m, x: m(x).square().mean(), tensor(w.uniform(8, 28, 28, 64))
     )
 
 
@@ -190,7 +200,7 @@ def pinn(name: str) -> Step:
         ]
         return (g[:, 1] + u[:, 0] * g[:, 0] - 0.01 * gx).square().mean()
 
-    return trained(model, loss, eo.tensor(w.uniform(256, 2)))
+    return trained(model, loss, tensor(w.uniform(256, 2)))
 
 
 class Sequence(nn.Module):
@@ -208,7 +218,7 @@ def lstm(name: str) -> Step:
     return trained(
         Sequence(),
         lambda m, x, y: criterion(m(x), y),
-        eo.tensor(w.uniform(32, 24, 16)),
+        tensor(w.uniform(32, 24, 16)),
         w.labels(10, 32),
     )
 
@@ -223,7 +233,7 @@ def softmax(values: Any) -> list[Any]:
 
 
 def article(name: str) -> Step:
-    inputs = [eo.tensor(v, requires_grad=True) for v in w.uniform(100)]
+    inputs = [tensor(v, requires_grad=True) for v in w.uniform(100)]
     return derived(lambda *x: w.article(x, w.ARTICLES[name], eo.softplus, softmax), *inputs)
 
 
@@ -235,10 +245,11 @@ MAKERS: dict[str, Callable[[str], Step]] = {
 }  # fmt: skip
 
 
-def prepare(threads: int) -> None:
-    """Nothing to do before the workloads."""
-    if hasattr(eo, "set_num_threads"):
-        eo.set_num_threads(threads)
+def prepare(threads: int, device: str) -> None:
+    """Choose threads and device."""
+    global DEVICE
+    DEVICE = device
+    eo.set_num_threads(threads)
 
 
 def products(step: Step) -> float:
@@ -258,6 +269,8 @@ def products(step: Step) -> float:
 
 
 def wait(result: Any) -> Any:
+    if DEVICE != "cpu":
+        eo.cuda.backend().runtime(0).synchronize()
     return result
 
 

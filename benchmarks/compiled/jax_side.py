@@ -216,8 +216,12 @@ MAKERS: dict[str, Callable[[str], Step | None]] = {
 }  # fmt: skip
 
 
-def prepare(threads: int) -> None:
-    """JAX takes its number of threads from the affinity of the process, which the runner sets."""
+def prepare(threads: int, device: str) -> None:
+    """JAX takes its number of threads from the affinity of the process, which the runner sets.
+    On a GPU its products of float32 are full float32 only if asked."""
+    if device != "cpu":
+        jax.config.update("jax_default_matmul_precision", "float32")
+        jax.config.update("jax_platforms", device)
 
 
 def wait(result: Any) -> Any:

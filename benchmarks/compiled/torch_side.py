@@ -10,16 +10,18 @@ from torch import nn
 from benchmarks.compiled import workloads as w
 
 COMPILED = False  # set by the runner for the side "torch.compile"
+DEVICE = "cpu"  # set by `prepare`
 
 Step = Callable[[], Any]
 
 
 def tensor(a: Any) -> torch.Tensor:
-    return torch.from_numpy(a)
+    return torch.from_numpy(a).to(DEVICE)
 
 
 def trained(model: nn.Module, loss: Callable[..., Any], *inputs: torch.Tensor) -> Step:
-    optimizer = torch.optim.Adam(model.parameters(), w.LEARNING_RATE, foreach=True)
+    how = {"foreach": True} if DEVICE == "cpu" else {"fused": True}
+    optimizer = torch.optim.Adam(model.parameters(), w.LEARNING_RATE, **how)
 
     def run(*given: torch.Tensor) -> torch.Tensor:
         return loss(model, *given)
@@ -223,13 +225,19 @@ MAKERS: dict[str, Callable[[str], Step | None]] = {
 }  # fmt: skip
 
 
-def prepare(threads: int) -> None:
+def prepare(threads: int, device: str) -> None:
+    """Choose threads and device; products of float32 are full float32 by default."""
+    global DEVICE
+    DEVICE = device
     torch.set_num_threads(threads)
 
 
 def wait(result: Any) -> Any:
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
     return result
 
 
 def make(name: str) -> Step | None:
-    return MAKERS[name](name)
+    with torch.device(DEVICE):
+        return MAKERS[name](name)

@@ -17,6 +17,7 @@ from everyo.compile.cuda import cublas, toolchain
 from everyo.compile.cuda.runtime import Gemm
 from everyo.compile.cuda.toolchain import Code
 
+TOOLKIT = 13  # the major version of the toolkit that compiles kernels
 LEGACY = 1  # the number of the legacy default stream
 
 
@@ -28,11 +29,25 @@ def reason() -> str | None:
             return "the CUDA packages are not installed; pip install 'everyo[cuda]'"
         from cuda.core import Device
 
+        old = _too_old()
+        if old is not None:
+            return old
         count = len(Device.get_all_devices())
     except Exception as error:
         first = str(error).strip().split("\n")[0]
         return f"no CUDA driver or device was found ({type(error).__name__}: {first})"
     return toolchain.missing() if count else "the CUDA driver has no device"
+
+
+def _too_old() -> str | None:
+    """Machine code is loaded by drivers of the toolkit's major version, or later ones."""
+    from cuda.bindings import driver
+
+    status, version = driver.cuDriverGetVersion()
+    if int(status) == 0 and version < 1000 * TOOLKIT:
+        has = f"{version // 1000}.{version % 1000 // 10}"
+        return f"the driver knows CUDA {has}, kernels need {TOOLKIT}.0; install driver 580 or later"
+    return None
 
 
 def count() -> int:
