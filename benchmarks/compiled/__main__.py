@@ -47,11 +47,8 @@ def run_one(side: str, name: str, threads: int, device: str) -> None:
         print(json.dumps(None))
         return
     measured = timing.measure(step, module.wait)
-    print(
-        json.dumps(
-            (*measured, module.products(step) if (side, device) == ("everyo", "cpu") else 0.0)
-        )
-    )
+    alone = module.products(step) if (side, device) == ("everyo", "cpu") else 0.0
+    print(json.dumps((*measured, alone)))
 
 
 class LaunchError(Exception):

@@ -11,13 +11,13 @@ import everyo as eo
 from benchmarks.compiled import workloads as w
 from everyo import nn
 
-
 DEVICE = "cpu"  # set by `prepare`
 
 
 def tensor(values: Any, **kwargs: Any) -> Any:
     """A tensor on the device of the run."""
     return eo.tensor(values, device=DEVICE, **kwargs)
+
 
 class Step:
     """A compiled function on fixed arguments."""
@@ -134,9 +134,7 @@ class Residual(nn.Module):
 
 
 def residual(name: str) -> Step:
-    return trained(
-        Residual(), lambda m, x: m(x).square().mean(), tensor(w.uniform(8, 28, 28, 64))
-    )
+    return trained(Residual(), lambda m, x: m(x).square().mean(), tensor(w.uniform(8, 28, 28, 64)))
 
 
 class Block(nn.Module):
