@@ -264,7 +264,6 @@ def test_the_peak_is_what_the_plan_says():
     net = eo.nn.Sequential(*[m for _ in range(6) for m in (eo.nn.Linear(64, 64), eo.nn.Tanh())])
     x = eo.tensor(random(8192, 64))
 
-    @eo.compile(check=False)
     def step(x):
         loss = (net(x) ** 2).mean()
         for p in net.parameters():
@@ -272,6 +271,8 @@ def test_the_peak_is_what_the_plan_says():
         loss.backward()
         return loss
 
+    eo.compile(step)(x)  # what Numba needs to make the kernels is not what this is about
+    step = eo.compile(step, check=False)
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]
