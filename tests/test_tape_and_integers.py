@@ -129,6 +129,61 @@ def test_every_scalar_of_a_random_program_may_go_on_a_tape(mood, monkeypatch):
     assert taped > 20
 
 
+def article(x, shifts):
+    """A published benchmark of scalars: softplus, sums, products and a softmax in turns. A shift is
+    added to every value, so that its gradient is that of the value."""
+    nodes, made = [x[i] for i in range(len(x))], []
+
+    def add(value):
+        made.append(value + shifts[len(made)])
+        nodes.append(made[-1])
+
+    while len(made) + 7 <= len(shifts):
+        add(eo.softplus(nodes[-10]))
+        add(nodes[-30] + nodes[-25] + nodes[-20] + nodes[-15])
+        add(nodes[-20] * nodes[-10])
+        powers = [eo.exp(v) for v in nodes[-4:]]
+        total = powers[0] + powers[1] + powers[2] + powers[3]
+        for p in powers:
+            add(p / total)
+    return made
+
+
+def test_values_and_gradients_on_a_tape_are_those_of_eager_code_node_by_node():
+    def f(x, shifts):
+        x.grad = shifts.grad = None
+        made = article(x, shifts)
+        made[-1].backward()
+        return eo.stack(made)
+
+    x = eo.tensor(np.linspace(-0.5, 0.5, 30), requires_grad=True)
+    shifts = eo.tensor(np.zeros(350), requires_grad=True)
+    values = f(x, shifts).data.copy()
+    grads = x.grad.copy(), shifts.grad.copy()
+    compiled = eo.compile(f)
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(x, shifts).data, values, rtol=1e-12)
+        np.testing.assert_allclose(x.grad, grads[0], rtol=1e-10)
+        np.testing.assert_allclose(shifts.grad, grads[1], rtol=1e-10)
+    assert np.count_nonzero(grads[1]) > 250
+    (group,) = (g for g in compiled.explain().schedule.groups if g.kind == "tape")
+    assert len(group.nodes) > 2000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_a_tape_are_of_one_operation_and_operands_come_first(seed):
+    graph, _ = random_graph(seed, 40, "tame", 1)
+    nodes = [n for n in ir.walk(graph.roots) if n.op in ir.POINTWISE and n.inputs]
+    found = tape.runs({n: list(n.inputs) for n in nodes})
+    done = []
+    for kind, run in found:
+        for n in run:
+            assert (n.op, n.inputs[0].dtype, n.dtype) == kind
+            assert all(o in done for o in n.inputs if o in nodes)
+            done.append(n)
+    assert len(done) == len(nodes) == len(set(done))
+
+
 # Gradients of slices
 
 

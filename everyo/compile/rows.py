@@ -57,7 +57,6 @@ class Plan:
 
     def __init__(self, graph: Graph, jit: bool, keep: bool = True) -> None:
         self.keep = keep
-        self.copies = ir.Table()  # of the copies that tapes begin and end with
         self.shared_ns = 0.0  # what the rows worth several threads take on one
         self.checked = os.environ.get("EVERYO_CHECK") == "1"
         self.code = NATIVE if jit else PLAIN
@@ -144,11 +143,14 @@ class Plan:
     def _lower(self) -> None:
         direct = self.homes.direct
         self.lowered: dict[int, Kernel] = {}
+        self.written: dict[int, tape.Tape] = {}
         for step, g in enumerate(self.schedule.groups):
             if g.kind == "loop":
                 self.lowered[step] = kernel = lower(g, self.layout, direct)
                 if self.checked:
                     program.check(kernel)
+            elif g.kind == "tape":
+                self.written[step] = tape.write(g.nodes, g.stores, self.layout)
 
     def _arena(self) -> None:
         requests = memory.stored_values(self.schedule, self.homes, self.outside)
@@ -159,8 +161,8 @@ class Plan:
                     size = self.lowered[step].chunks * s.elements * s.dtype.itemsize
                     requests.append(memory.Request((step, i), size, step, step))
             if g.kind == "tape":
-                slots_of = 8 * (len(g.nodes) + sum(len(n.inputs) for n in g.nodes))
-                requests.append(memory.Request((step, 0), slots_of, step, step))
+                size = tape.SLOT * self.written[step].slots
+                requests.append(memory.Request((step, 0), size, step, step))
             if g.kind == "argsort":
                 n = g.nodes[0]
                 requests.append(memory.Request((step, 0), 8 * n.shape[-1], step, step))
@@ -229,84 +231,16 @@ class Plan:
             self._row(f"combine {n.op}", text, table, 1, 0, [n], count)
 
     def _tape(self, step: int, g: Group) -> None:
-        """Operands from outside are copied into slots first, results to where they live last."""
+        t = self.written[step]
+        words = np.array(t.words, np.int64)
+        for at, n, shift in t.addresses:
+            self._address(words, at, n, shift)
+        for at, text in t.functions:
+            words[at] = self.code.address(text, self.keep)
+        self.tables.append(words)
         start = self.base + self.offsets[step, 0]
-        slots: dict[object, int] = {}
-        entries: list[list[int]] = []
-        outside: list[tuple[int, int, Node, int]] = []  # entry, word, node, shift
-        calls: list[tuple[int, Node, list[int]]] = []  # entry, node, operands and result
-        literals: dict[tuple[np.dtype, int], int] = {}
-
-        def emit_entry(n: Node, code: int, operands: list[int], result: int) -> None:
-            if code == tape.CALL:
-                calls.append((len(entries), n, [*operands, result]))
-            entries.append([code, *operands, *[0] * (3 - len(operands)), result])
-
-        def place(key: object) -> int:
-            slots[key] = start + 8 * len(slots)
-            return slots[key]
-
-        constants: list[int] = []
-
-        def operand(o: Node) -> int | tuple[str, int]:
-            base = chain(o)[0]
-            if base in slots:
-                return slots[base]
-            at = tape.offset_of(o, self.layout)
-            if base.op in ("const", "iota"):
-                value = base.param("value") if base.op == "const" else at
-                key = (o.dtype, tape.literal_bits(value, o.dtype))
-                if key not in literals:
-                    literals[key] = len(constants)
-                    constants.append(key[1])
-                return ("literal", literals[key])
-            if (base, at) not in slots:
-                copy = self.copies.make("copy", self.copies.input((), o.dtype))
-                result = place((base, at))
-                outside.append((len(entries), 1, base, at * o.dtype.itemsize))
-                emit_entry(copy, tape.code_of(copy), [0], result)
-            return slots[base, at]
-
-        marks: list[tuple[int, int, int]] = []  # entry, word, literal
-        for n in g.nodes:
-            given = [operand(o) for o in n.inputs]
-            known = [0 if isinstance(x, tuple) else x for x in given]
-            marks += [
-                (len(entries), 1 + i, x[1]) for i, x in enumerate(given) if isinstance(x, tuple)
-            ]
-            emit_entry(n, tape.code_of(n), known, place(n))
-        for n in g.stores:
-            copy = self.copies.make("copy", self.copies.input((), n.dtype))
-            outside.append((len(entries), 4, n, 0))
-            emit_entry(copy, tape.code_of(copy), [slots[n]], 0)
-        pool = np.array([*constants, 0], np.int64)
-        words = np.array(entries, np.int64)
-        for entry, word, k in marks:
-            words[entry, word] = pool.ctypes.data + 8 * k
-        flat = words.reshape(-1)
-        tables = np.zeros(sum(len(x) for _, _, x in calls) + 1, np.int64)
-        where: dict[int, int] = {}  # entry -> place of its table
-        at = 0
-        for entry, n, operands in calls:
-            where[entry] = at
-            row = words[entry]
-            tables[at : at + len(operands) - 1] = row[1 : len(operands)]
-            tables[at + len(operands) - 1] = row[4]
-            row[1] = self.code.address(tape.call_text(n), self.keep)
-            row[2] = tables.ctypes.data + 8 * at
-            at += len(operands)
-        width = {entry: len(operands) for entry, _, operands in calls}
-        for entry, word, n, shift in outside:
-            if entry in where:
-                self._address(
-                    tables, where[entry] + (width[entry] - 1 if word == 4 else word - 1), n, shift
-                )
-            else:
-                self._address(flat, entry * tape.WORDS + word, n, shift)
-        self.tables += [words, tables]
-        self.literals.append(pool)
-        table = np.array([words.ctypes.data, len(words)], np.int64)
-        self._row(str(g), tape.WALKER, table, 1, 3.0 * len(words), list(g.stores), len(g.nodes))
+        table = np.array([words.ctypes.data, len(words), start], np.int64)
+        self._row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
 
     def _matmul(self, n: Node) -> None:
         p = products.product(n, self.layout)
