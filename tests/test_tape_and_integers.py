@@ -176,8 +176,8 @@ def test_runs_of_a_tape_are_of_one_operation_and_operands_come_first(seed):
     nodes = [n for n in ir.walk(graph.roots) if n.op in ir.POINTWISE and n.inputs]
     found = tape.runs({n: list(n.inputs) for n in nodes})
     done = []
-    for kind, run in found:
-        for n in run:
+    for kind, same in found:
+        for n in same:
             assert (n.op, n.inputs[0].dtype, n.dtype) == kind
             assert all(o in done for o in n.inputs if o in nodes)
             done.append(n)
