@@ -321,6 +321,8 @@ def test_a_bad_table_is_one_line_and_code_2(name, tmp_path, capsys):
         (["--config", "sizes.json"], "output_size 3, but"),
         (["--task", "regression"], "'rose' is not a finite number"),
         (["--learning-rate", "1e30", "--epochs", "3"], "the training diverged"),
+        (["--hidden-size", str(10**14)], "llocate"),
+        (["--output", "."], "is a folder"),
     ],
 )
 def test_a_bad_setting_is_one_line_and_code_2(flags, words, tmp_path, capsys):
@@ -391,6 +393,37 @@ def test_damaged_metadata_is_the_librarys_own_error(data):
         plan.features(Table.read("plan.csv"))
     except EveryOError:
         return
+
+
+HOSTILE_PLANS = {
+    "half a character": lambda plan: plan["target"].update(classes=["\ud800", "x"]),
+    "many categories": lambda plan: plan["columns"][0].update(
+        values=[str(i) for i in range(10**5)]),
+    "no spread": lambda plan: plan["columns"][0].update(std=0.0),
+    "no number": lambda plan: plan["columns"][0].update(mean=float("nan")),
+    "one class": lambda plan: plan["target"].update(classes=["x"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_PLANS)
+def test_a_hostile_plan_is_refused(name):
+    metadata = plan_metadata()
+    HOSTILE_PLANS[name](metadata["plan"])
+    with pytest.raises(EveryOSerializationError, match="damaged"):
+        Plan.from_metadata(json.loads(json.dumps(metadata)), "here")
+
+
+def test_the_least_spread_gives_finite_features(tmp_path):
+    metadata = plan_metadata()
+    metadata["plan"]["columns"][0].update(std=5e-324)
+    features = Plan.from_metadata(metadata, "here").features(Table.read("plan.csv"))
+    assert np.isfinite(features).all()
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path, capsys):
+    write(tmp_path / "t.csv", ["\x1b[2Ja", "b" * 5000], [[i, i % 2] for i in range(20)])
+    line = failure(capsys, "train", "t.csv", "--target", "c")
+    assert "\\x1b[2Ja" in line and line.isprintable() and len(line) < 1100
 
 
 def test_a_plan_survives_json():

@@ -127,8 +127,8 @@ class Column:
     def encode(self, table: Table) -> np.ndarray:
         """float32 (rows, width): missing numbers count as the mean, unknown categories as none."""
         if not self.values:
-            scaled = (table.numbers(self.name) - self.mean) / self.std
-            return np.nan_to_num(scaled, nan=0.0).clip(-FAR, FAR).astype(np.float32)[:, None]
+            scaled = _scaled(table.numbers(self.name), self.mean, self.std)
+            return np.nan_to_num(scaled, nan=0.0).astype(np.float32)[:, None]
         places = {value: i for i, value in enumerate(self.values)}
         codes = [places.get(cell, len(places)) for cell in table.column(self.name)]
         return one_hot_encode(codes, len(places) + 1)[:, :-1]
@@ -150,8 +150,8 @@ class Target:
     def encode(self, table: Table) -> np.ndarray:
         """int64 labels (rows,), or scaled float32 (rows, 1)."""
         if not self.classes:
-            scaled = (table.numbers(self.name) - self.mean) / self.std
-            return scaled.clip(-FAR, FAR).astype(np.float32)[:, None]
+            scaled = _scaled(table.numbers(self.name), self.mean, self.std)
+            return scaled.astype(np.float32)[:, None]
         places = {value: i for i, value in enumerate(self.classes)}
         labels = [_label(cell) for cell in table.column(self.name)]
         for row, label in zip(table.rows, labels, strict=True):
@@ -205,6 +205,8 @@ class Plan:
             delimiter = _text(plan["delimiter"])
             if not columns or len(aim.classes) == 1 or len(delimiter) != 1:
                 raise ValueError("no columns, a single class or no delimiter")
+            if any(len(column.values) > MOST_CATEGORIES for column in columns):
+                raise ValueError(f"a column has more than {MOST_CATEGORIES} categories")
             return cls(columns, aim, delimiter, bool(plan["header"]))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise EveryOSerializationError(
@@ -306,6 +308,11 @@ def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
     return float(scaler.mean[0]) * unit, float(scaler.std[0]) * unit
 
 
+def _scaled(values: np.ndarray, mean: float, std: float) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return ((values - mean) / std).clip(-FAR, FAR)
+
+
 def _with_point(cell: str) -> str:
     return cell.replace(",", ".") if COMMA_FOR_POINT.fullmatch(cell) else cell
 
@@ -320,6 +327,7 @@ def _scale(values: Any) -> tuple[float, float]:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    value.encode()  # JSON can spell halves of characters, which cannot be printed
     return value
 
 

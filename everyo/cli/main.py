@@ -26,6 +26,8 @@ from everyo.logging import LEVELS, configure_logging
 
 __all__ = ["main"]
 
+LONGEST = 1000  # characters of a message
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the command line) and return its exit code."""
@@ -38,9 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             sys.stdout.close()
         return 0
-    except (EveryOError, OSError) as error:
-        print(f"everyo: {' '.join(str(error).split())}", file=sys.stderr)
+    except (EveryOError, OSError, MemoryError) as error:
+        print(f"everyo: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _one_line(error: BaseException) -> str:
+    """The message of an error for a terminal: names in it may come from a file of anybody's."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown}…"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -62,6 +62,9 @@ def train_table(
     path: str, output: str | None, settings: Settings, *, quiet: bool
 ) -> dict[str, Any]:
     """Train on the table at `path` and write all files; the report, plain values."""
+    output = output or f"{Path(path).stem}.evo"
+    if Path(output).is_dir():  # said before hours of training, not after
+        raise EveryOConfigurationError(f"--output {output} is a folder; give it the name of a file")
     table = Table.read(path, delimiter=settings.delimiter, header=settings.header)
     if settings.header and table.named_by_numbers:
         print(
@@ -136,9 +139,7 @@ def train_table(
         "scored_on": "validation" if len(held_out) else "training",
         **scores(plan, trainer.predict(x[scored]), y[scored], y[train]),
     }
-    report["files"] = _write(
-        output or f"{Path(path).stem}.evo", trainer, plan, report, x, y, scored
-    )
+    report["files"] = _write(output, trainer, plan, report, x, y, scored)
     return report
 
 

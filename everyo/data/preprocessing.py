@@ -165,7 +165,9 @@ def one_hot_encode(labels: Any, num_classes: int | None = None) -> np.ndarray:
         raise EveryOShapeError(
             f"one_hot_encode: label {outside[0]} is out of range for {num_classes} classes"
         )
-    return np.eye(num_classes, dtype=np.float32)[flat]
+    rows = np.zeros((len(flat), num_classes), np.float32)
+    rows[np.arange(len(flat)), flat] = 1.0
+    return rows
 
 
 def shuffle_arrays(*arrays: Any, seed: int | None = None) -> tuple[np.ndarray, ...]:

@@ -213,6 +213,8 @@ def write_file(
     `overwrite` is false, or cannot be written.
     """
     target = Path(path)
+    if not target.name or target.is_dir():
+        raise EveryOSerializationError(f"{target} cannot be written: it is a folder")
     if not target.suffix:
         target = target.with_name(target.name + suffix)
     if not overwrite and target.exists():
