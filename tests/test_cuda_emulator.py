@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from everyo.compile.cuda import toolchain
+from everyo.compile.cuda.memory import FIRST, DeviceMemory
 
 pytestmark = pytest.mark.skipif(
     toolchain.missing() is not None, reason=f"no CUDA compiler: {toolchain.missing()}"
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 if toolchain.missing() is None:
     from cuda_kernels import launched, unset
 
-    from everyo.compile.cuda import lanes, prelude
+    from everyo.compile.cuda import lanes, machine, prelude
     from everyo.compile.cuda.ptx import PTXError, parse
 
 X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
@@ -83,6 +84,37 @@ st(p1, t, ld(s, u32(64) - t))
         "if t < u32(8):\n    a, b, c, d = ld4(p0, t * u32(4) + u32(1))\n    st(p1, t, a + b + c + "
         "d)",
     ),
+    "a misaligned number": (
+        "misaligned 4-byte", f"st(p1, t, ld(pointer(t_f32, u64({FIRST + 2})), t % u32(8)))",
+    ),
+    "a store beyond shared memory": (
+        "out of bounds of 256 bytes of shared",
+        "s = cuda.shared.array(64, t_f32)\nst(s, t + u32(1), ld(p0, t))\nst(p1, t, f32(0))",
+    ),
+    "two stores without a barrier between": (
+        "write after write, no barrier",
+        """
+s = cuda.shared.array(64, t_f32)
+st(s, t, ld(p0, t))
+st(s, t ^ u32(1), f32(1))
+cuda.syncthreads()
+st(p1, t, ld(s, t))
+""",
+    ),
+    "a barrier that some threads never reach": (
+        "lanes of the mask never arrive",
+        """
+if t % u32(32) < u32(16):
+    cuda.syncthreads()
+else:
+    cuda.syncwarp(u32(4294967295))
+st(p1, t, f32(0))
+""",
+    ),
+    "a lane that its own mask leaves out": (
+        "a lane that its own mask does not name",
+        "v = ld(p0, t)\nst(p1, t, v + cuda.shfl_xor_sync(u32(65535), v, 1))",
+    ),
     "a divergent barrier": (
         "divergent barrier",
         """
@@ -118,6 +150,30 @@ def test_wrong_kernels_are_caught(what):
     message, body = WRONG[what]
     with pytest.raises(PTXError, match=message):
         launched(body, [X, unset(64)])
+
+
+def test_memory_is_checked_outside_of_kernels_too():
+    memory = DeviceMemory()
+    first, second = memory.allocate(16), memory.allocate(16)
+    memory.write(first, np.zeros(4, np.float32))
+    with pytest.raises(PTXError, match="copy of uninitialised"):
+        memory.read(second, 16)
+    with pytest.raises(PTXError, match="out of bounds"):
+        memory.write(first, np.zeros(5, np.float32))
+    memory.free(first)
+    with pytest.raises(PTXError, match="out of bounds"):
+        memory.read(first, 16)
+    with pytest.raises(PTXError, match="no allocation"):
+        memory.free(first)
+    assert memory.allocate(16) == first  # the bytes of another are not those of before
+    with pytest.raises(PTXError, match="copy of uninitialised"):
+        memory.read(first, 16)
+
+
+def test_a_launch_that_does_not_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(machine, "STEPS", 10_000)
+    with pytest.raises(PTXError, match="does not end"):
+        launched("while ld(p0, t) < f32(1e30):\n    pass\nst(p1, t, f32(0))", [X, unset(64)])
 
 
 def test_a_wrong_shuffle_gives_another_sum():
