@@ -21,7 +21,7 @@ from everyo.compile.blas import ONE_THREAD
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.ir import Graph, Node, require
 from everyo.compile.pool import THREADS, WAKE_NS
-from everyo.compile.rows import ROW, Plan
+from everyo.compile.rows import ROW, Plan, sources
 from everyo.core.forks import renewed
 from everyo.core.watch import Watcher
 
@@ -109,10 +109,7 @@ class Program:
 
     def source(self) -> str:
         """The text of every distinct kernel."""
-        texts: dict[str, list[str]] = {}
-        for row in self.kernels:
-            texts.setdefault(row.text, []).append(row.name)
-        return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
+        return sources(self.kernels)
 
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
         """Median seconds of each row, without the launch itself. The arrays that are written are

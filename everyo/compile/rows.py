@@ -6,9 +6,10 @@ into the tables at each call; all other values lie in one arena at addresses kno
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -316,6 +317,14 @@ class Plan:
         self._row(
             f"copy {o!r}", native.copy_text(o.dtype), table, chunks, o.nbytes * BYTE_NS, moved, 0
         )
+
+
+def sources(rows: Iterable[Any]) -> str:
+    """The text of every distinct kernel, under the name of the first row that runs it."""
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.text, []).append(row.name)
+    return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
 
 
 def paths(

@@ -28,6 +28,7 @@ from everyo.compile.cuda.plan import (
 )
 from everyo.compile.cuda.runtime import Buffer, Runtime
 from everyo.compile.ir import Graph, Node, require
+from everyo.compile.rows import sources
 from everyo.core.device import Device
 from everyo.core.device_array import DeviceArray, contiguous
 from everyo.core.watch import Watcher
@@ -74,10 +75,7 @@ class Program:
 
     def source(self) -> str:
         """The text of every distinct kernel."""
-        texts: dict[str, list[str]] = {}
-        for row in self.kernels:
-            texts.setdefault(row.text, []).append(row.name)
-        return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
+        return sources(self.kernels)
 
     def profile(self, arrays: Arrays, repeats: int = 20) -> list[float]:
         """Median seconds of each step, between marks in the stream. Written arrays are copies."""
