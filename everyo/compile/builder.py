@@ -55,6 +55,10 @@ class Builder:
         self.lines: dict[Node, str] = trace.lines
         self.numbers: dict[tuple[Any, ...], Node] = {}  # see `_number`
 
+    def close(self) -> None:
+        """No call comes any more: let go of the trace, which holds this namespace."""
+        self.__dict__.clear()
+
     # ------------------------------------------------------------------ lifting and wrapping
 
     def lift(self, x: Any) -> Symbol:

@@ -1,7 +1,8 @@
 """Python's cycle collector, paused while functions are compiled.
 
 A trace and its plan are many small objects that all stay alive until the program is made. The
-collector would walk them over and over, each time in vain, for more than half of the time.
+collector would walk them over and over, each time in vain, for more than half of the time. What is
+alive in the end stays for long, and counts as old at once.
 """
 
 import gc
@@ -19,4 +20,7 @@ def paused() -> Iterator[None]:
         yield
     finally:
         if on:
+            if not gc.get_freeze_count():  # what others have frozen stays so
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
             gc.enable()

@@ -12,6 +12,7 @@ import mmap
 import platform
 import struct
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
@@ -106,11 +107,16 @@ def _linked(
     entry = next((k for k, s in enumerate(symbols) if s.name == name and s.section in fixed), None)
     if entry is None or not sections[symbols[entry].section].flags & _EXECUTABLE:
         raise NotLinkable(f"no function {name}")
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if protect(base, locked, mmap.PROT_READ | mmap.PROT_EXEC):
+    if _mprotect()(base, locked, mmap.PROT_READ | mmap.PROT_EXEC):
         raise NotLinkable("memory cannot be made executable here")
     return address(entry), memory
+
+
+@cache
+def _mprotect() -> Any:
+    function = ctypes.CDLL(None).mprotect
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
 
 
 def _placed(end: int, align: int, size: int) -> tuple[int, int]:

@@ -71,6 +71,7 @@ def _traced(trace: Trace, call: Call, placeholders: Sequence[Any]) -> Traced:
             "side effect: appended to a list, stored in a global or a closure); return it "
             "instead, or compile with fallback='eager'"
         )
+    trace.xp.close()
     return _with_parents(traced, parents)
 
 

@@ -39,32 +39,42 @@ def rewrite(graph: Graph, *rules: Rule) -> Graph:
     scratch = ir.Table().make
     if not any(rule(n, scratch) is not None for n in order for rule in of_op[n.op]):
         return graph
-    table = ir.Table()
     new: dict[Node, Node] = {}
-    lines: dict[Node, str] = {}
-    settled: set[Node] = set()
-    line: str | None = None
+    made = _Settled(of_op)
+    for node in order:
+        made.line = graph.lines.get(node)
+        again = made.table.again(node, tuple([new[i] for i in node.inputs]))
+        new[node] = made.settle(again)
+    return rebuilt(graph, new, made.lines)
 
-    def make(op: str, *inputs: Node, **params: Any) -> Node:
-        return settle(table.make(op, *inputs, **params))
 
-    def settle(node: Node) -> Node:
-        while node not in settled:
-            for rule in of_op[node.op]:
-                better = rule(node, make)
+class _Settled:
+    """The nodes of a new graph, to which no rule applies any more."""
+
+    def __init__(self, of_op: dict[str, list[Rule]]) -> None:
+        self.of_op = of_op
+        self.table = ir.Table()
+        self.nodes: set[Node] = set()
+        self.lines: dict[Node, str] = {}
+        self.line: str | None = None  # that new nodes come from
+
+    def make(self, op: str, *inputs: Node, **params: Any) -> Node:
+        """What rules make nodes with."""
+        return self.settle(self.table.make(op, *inputs, **params))
+
+    def settle(self, node: Node) -> Node:
+        """What is left of a node after all rules."""
+        while node not in self.nodes:
+            for rule in self.of_op[node.op]:
+                better = rule(node, self.make)
                 if better is not None:
                     node = better
                     break
             else:
-                settled.add(node)
-                if line is not None:
-                    lines.setdefault(node, line)
+                self.nodes.add(node)
+                if self.line is not None:
+                    self.lines.setdefault(node, self.line)
         return node
-
-    for node in order:
-        line = graph.lines.get(node)
-        new[node] = settle(table.again(node, tuple([new[i] for i in node.inputs])))
-    return rebuilt(graph, new, lines)
 
 
 def rebuilt(graph: Graph, new: dict[Node, Node], lines: dict[Node, str]) -> Graph:
