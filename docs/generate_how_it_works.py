@@ -93,11 +93,10 @@ def assembly() -> str:
 
 def inner_loop() -> str:
     """The longest block of vector instructions in the update's kernel that jumps to itself."""
-    from everyo.compile.code import _compile
+    from everyo.compile import code
 
-    text = kernel_text("map 640")
-    (_, compiled), _ = _compile(text)
-    blocks = re.split(r"^(\.?\w+):.*$", compiled._library.get_asm_str(), flags=re.MULTILINE)
+    listing = code.assembly(kernel_text("map 640"))
+    blocks = re.split(r"^(\.?\w+):.*$", listing, flags=re.MULTILINE)
     found = []
     for label, body in zip(blocks[1::2], blocks[2::2], strict=True):
         lines = [line.split("#")[0].rstrip() for line in body.splitlines()]

@@ -42,9 +42,13 @@ def run(address):
     return int(out[0])
 
 
+KEPT = []  # functions live as long as the object that made them
+
+
 def fresh():
     """The functions of a process that has just started."""
-    return code.Code(code._native)
+    KEPT.append(code.Code(code._native))
+    return KEPT[-1]
 
 
 @pytest.fixture

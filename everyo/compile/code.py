@@ -1,13 +1,13 @@
-"""Kernel text -> function: machine code from the disk or through Numba, or plain Python.
+"""Kernel text -> function: machine code from the disk or through LLVM, or plain Python.
 
 Functions are made once per process and text, so equal kernels of all programs are one. Machine code
-found on disk is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba is imported
+is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba's types and LLVM are imported
 only when something must be compiled.
 """
 
 import ctypes
-import gc
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,39 +39,62 @@ class Code:
 
 
 def _native(text: str, keep: bool) -> Made:
-    if not keep or disk.folder() is None:
-        return _compile(text)[0]
-    name = disk.key(text)
-    stored = disk.load(name)
+    name = disk.key(text) if keep and disk.folder() is not None else None
+    stored = disk.load(name) if name else None
     made = None if stored is None else _link(stored)
-    if made is not None:
-        return made
-    made, stored = _compile(text)
-    if stored is not None:
-        disk.store(name, text, stored)
+    if made is None:
+        module, stored = compiled(text)
+        made = _link(stored) or _linked_by_llvm(module, stored.symbol)
+        if name and _linkable(stored.code):
+            disk.store(name, text, stored)
     return made
 
 
-def _compile(text: str) -> tuple[Made, disk.Stored | None]:
-    """Machine code through Numba, and what can be stored of it."""
-    from numba import cfunc
+def compiled(text: str) -> tuple[Any, disk.Stored]:
+    """The optimised LLVM module of a kernel, and its machine code."""
+    import llvmlite.binding as llvm
 
-    from everyo.compile import prelude
+    from everyo.compile.translate import translate
 
-    names = prelude.scope(text)
-    exec(text, names)
-    kernel = names["kernel"]
     # a name of its own: symbols of different kernels must differ when they meet in one process
-    kernel.__name__ = kernel.__qualname__ = (
-        f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    )
-    compiled: Any = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
-    gc.collect(0)  # Numba leaves cycles, and the collector may be paused
-    return (compiled.address, compiled), _storable(compiled)
+    symbol = f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    machine = _machine()
+    module = llvm.parse_assembly(str(translate(text, symbol, llvm.get_process_triple())))
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization, options.slp_vectorization = True, False
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    return module, disk.Stored(symbol, machine.emit_object(module))
 
 
-# What Numba's wrappers call when a function raises, which kernels never do; see `_engine`.
-_GIVEN = {"numba_gil_ensure": "PyGILState_Ensure", "numba_gil_release": "PyGILState_Release"}
+def assembly(text: str) -> str:
+    """The machine code of a kernel, to read."""
+    listing: str = _machine().emit_assembly(compiled(text)[0])
+    return listing
+
+
+@cache
+def _machine() -> Any:
+    """Code for this very processor, or for the one that Numba's variables name, at any distance
+    from what it calls."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    try:
+        features = llvm.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM does not know this system
+        features = ""
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
+        features=os.environ.get("NUMBA_CPU_FEATURES") or features,
+        opt=3, jit=True, codemodel="jitdefault",
+        reloc="static" if target.name.startswith("x86") else "default",
+    )  # fmt: skip
 
 
 def _linkable(code: bytes) -> bool:
@@ -87,25 +110,15 @@ def _linkable(code: bytes) -> bool:
 def _find(name: str) -> int:
     """The address of what every Python process has under a name."""
     try:
-        function = getattr(ctypes.pythonapi, _GIVEN.get(name, name))
+        function = getattr(ctypes.pythonapi, name)
     except AttributeError:
         raise elf.NotLinkable(f"this process has no {name}") from None
     address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
     return address
 
 
-def _storable(compiled: Any) -> disk.Stored | None:
-    """The object code of a compiled function, through Numba's internals; None if they have changed
-    or if the code refers to something that another process may not have."""
-    try:
-        symbol, code = compiled._wrapper_name, bytes(compiled._library._get_compiled_object())
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return disk.Stored(symbol, code) if _linkable(code) else None
-
-
 def _link(stored: disk.Stored) -> Made | None:
-    """The function of stored object code, None if it cannot be linked here."""
+    """The function of object code, None if it cannot be linked here."""
     try:
         return elf.link(stored.code, stored.symbol, _find)
     except elf.NotLinkable:
@@ -119,17 +132,20 @@ def _link(stored: disk.Stored) -> Made | None:
     return engine.get_function_address(stored.symbol), engine
 
 
+def _linked_by_llvm(module: Any, symbol: str) -> Made:
+    engine = _engine()
+    engine.add_module(module)
+    engine.finalize_object()
+    return engine.get_function_address(symbol), engine
+
+
 @cache
 def _engine() -> Any:
-    """The one LLVM engine that links what was stored: an engine for each takes ten times as
-    long."""
+    """The one LLVM engine that links: an engine for each kernel takes ten times as long."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name in _GIVEN:
-        if not llvm.address_of_symbol(name):
-            llvm.add_symbol(name, _find(name))
     machine = llvm.Target.from_default_triple().create_target_machine()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 

@@ -283,7 +283,7 @@ def opaque_text(n: Node) -> str:
         case "random":
             words = [f"c{i}" for i in range(4)]
             if dtype.itemsize == 8:
-                drawn = [f"({w} >> u64(11)) * f64({2.0**-53!r})" for w in words]
+                drawn = [f"f64({w} >> u64(11)) * f64({2.0**-53!r})" for w in words]
             else:
                 drawn = [
                     f"f32(({w} >> u64({low})) & u64({0xFFFFFF})) * f32({2.0**-24!r})"

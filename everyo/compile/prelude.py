@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.extending import intrinsic
 
 from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
-from everyo.compile.half import HALF, f16, from_f16
+from everyo.compile.half import HALF, f16, from_bits, from_f16, to_bits
+from everyo.compile.intrinsics import Word, where
 from everyo.compile.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from everyo.compile.wrapping import WRAPPING
 
@@ -41,8 +42,8 @@ def scope(text: str) -> dict[str, Any]:
             names[word] = (_load if match[1] == "ld" else _store)(int(match[2]))
         elif word in NAMES:
             names[word] = NAMES[word]
-        elif hasattr(math, word):
-            names[word] = getattr(math, word)
+        elif word in math.FUNCTIONS:
+            names[word] = math.FUNCTIONS[word]
     return names
 
 
@@ -108,18 +109,29 @@ _LOADS: dict[int, Any] = {}
 _STORES: dict[int, Any] = {}
 
 
-@njit
-def pair_add(total: float, error: float, x: float) -> tuple[float, float]:
+@intrinsic
+def pair_add(typing: Any, total: Any, error: Any, x: Any) -> Any:
     """Add x to the sum total + error."""
-    s = total + x
-    back = s - total
-    return s, error + ((total - (s - back)) + (x - back))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        total, error, x = (Word(builder, a) for a in args)
+        s = total + x
+        back = s - total
+        error = error + ((total - (s - back)) + (x - back))
+        return context.make_tuple(builder, signature.return_type, [s.value, error.value])
+
+    return types.UniTuple(types.float64, 2)(*[types.float64] * 3), codegen
 
 
-@njit
-def pair_total(total: float, error: float) -> float:
+@intrinsic
+def pair_total(typing: Any, total: Any, error: Any) -> Any:
     """The sum; an infinite or undefined error belongs to a total that is."""
-    return total + error if abs(error) < np.inf else total
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        total, error = (Word(builder, a) for a in args)
+        return where(abs(error) < float("inf"), total + error, total).value
+
+    return types.float64(types.float64, types.float64), codegen
 
 
 @intrinsic
