@@ -1,8 +1,8 @@
 """Kernel text -> function: machine code from the disk or through LLVM, or plain Python.
 
 Functions are made once per process and text, so equal kernels of all programs are one. Machine code
-is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba's types and LLVM are imported
-only when something must be compiled.
+is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba (for its types) and LLVM are
+imported only when something must be compiled.
 """
 
 import ctypes

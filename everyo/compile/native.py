@@ -10,7 +10,7 @@ from textwrap import indent
 import numpy as np
 
 from everyo.compile.emit import HEAD, expression
-from everyo.compile.ir import Node
+from everyo.compile.ir import BOOL, Node
 from everyo.compile.pool import BUSY, RUNNING, SHARE
 from everyo.compile.program import FOLDS, KINDS, wide
 
@@ -276,7 +276,7 @@ def opaque_text(n: Node) -> str:
                 kind=kind, wide=KINDS[w], sum=expression("add", ["x", "y"], w, w)
             )
         case "argsort":
-            less = expression("less", ["x", "y"], dtype, dtype)
+            less = expression("less", ["x", "y"], dtype, BOOL)
             if dtype.kind == "f":  # NaN comes last
                 less = f"({less}) or (y != y and x == x)"
             return ARGSORT.substitute(kind=kind, less=less)

@@ -16,7 +16,7 @@ from numba.core.extending import intrinsic
 from everyo.compile import intrinsics, math
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
-from everyo.compile.half import HALF, f16, from_bits, from_f16, to_bits
+from everyo.compile.half import HALF, f16, from_f16
 from everyo.compile.intrinsics import Word, where
 from everyo.compile.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from everyo.compile.wrapping import WRAPPING

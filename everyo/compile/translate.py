@@ -19,8 +19,8 @@ from llvmlite import ir
 from numba import types
 
 from everyo.compile import prelude
-from everyo.compile.half import HALF
-from everyo.compile.intrinsics import BIT, DOUBLE, FLOAT, I32, I64
+from everyo.compile.half import HALF, from_bits, to_bits
+from everyo.compile.intrinsics import BIT, DOUBLE, FLOAT, I32, I64, Word
 from everyo.compile.ir import IRError
 
 INT, WORD, SINGLE, BOOL = types.int64, types.uint64, types.float32, types.boolean
@@ -73,14 +73,14 @@ class _Memory:
         if self.kind == BOOL:
             return builder.zext(value, ir.IntType(8))
         if self.kind == HALF:
-            return prelude.to_bits(prelude.Word(builder, value)).value
+            return to_bits(Word(builder, value)).value
         return value
 
     def from_data(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         if self.kind == BOOL:
             return builder.trunc(value, BIT)
         if self.kind == HALF:
-            return prelude.from_bits(prelude.Word(builder, value)).value
+            return from_bits(Word(builder, value)).value
         return value
 
 
@@ -297,9 +297,11 @@ class _Translator:
 
     def _unary(self, e: ast.UnaryOp) -> Operand:
         v = self._value(e.operand)
-        match e.op:
-            case ast.USub() if isinstance(v, Number):
+        if isinstance(v, Number):
+            if isinstance(e.op, ast.USub):
                 return Number(-v.value)
+            raise self._unknown(e)
+        match e.op:
             case ast.USub() if v.kind in FLOATS:
                 return Value(v.kind, self.builder.fneg(v.code))
             case ast.USub():
@@ -392,7 +394,7 @@ class _Translator:
             fabs = self.module.declare_intrinsic("llvm.fabs", [v.code.type], kind)
             return Value(v.kind, self.builder.call(fabs, [v.code]))
         if function is None and name in ("min", "max"):
-            result, x, y = self._together(*args, e)
+            result, x, y = self._together(args[0], args[1], e)
             compare = self.builder.icmp_signed if result == INT else self.builder.icmp_unsigned
             first = compare("<" if name == "min" else ">", x, y)
             return Value(result, self.builder.select(first, x, y))
@@ -441,14 +443,12 @@ class _Translator:
             kinds = (kinds - {types.int32}) | {INT}
         kind = kinds.pop()
         fits = not kinds and all(
-            isinstance(n, int) and (kind == INT or comparing and kind == WORD and n >= 0)
+            isinstance(n, int) and (kind == INT or (comparing and kind == WORD and n >= 0))
             for n in numbers
         )
         if not fits:
             raise IRError(f"operands of two types in `{ast.unparse(e)}` of\n{self.text}")
-        x, y = (
-            ir.Constant(I64, v.value) if isinstance(v, Number) else self._wide(v) for v in (a, b)
-        )
+        x, y = (self._as(v, kind) if isinstance(v, Number) else self._wide(v) for v in (a, b))
         return kind, x, y
 
     def _truth(self, v: Operand) -> ir.Value:
@@ -488,7 +488,7 @@ class _Translator:
 def _constant(value: int | float, kind: Any) -> int | float:
     """A number as a constant of a type, with its rounding."""
     if kind == SINGLE:
-        return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+        (value,) = struct.unpack("f", struct.pack("f", value))
     if kind in FLOATS:
         return float(value)
     return int(value)

@@ -1,0 +1,151 @@
+"""The translator of kernel texts: what it makes of them is what Numba makes of them, bit for bit."""
+
+import ctypes
+import hashlib
+
+import numpy as np
+import pytest
+from ir_programs import random_graph
+
+from everyo.compile import code, cpu, prelude
+from everyo.compile.emit import HEAD
+from everyo.compile.ir import IRError
+
+KIND = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+def by_numba(text, keep=False):
+    """A kernel compiled by Numba."""
+    from numba import cfunc
+
+    names = prelude.scope(text)
+    exec(text, names)
+    kernel = names["kernel"]
+    kernel.__name__ = kernel.__qualname__ = f"k{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    made = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
+    return made.address, made
+
+
+def results(address, inputs, count, dtype, chunk=0, chunks=1):
+    """What a kernel leaves in its second array, for numbers in its first."""
+    given, out = np.array(inputs), np.zeros(count, dtype)
+    table = np.array([given.ctypes.data, out.ctypes.data, len(given)], np.int64)
+    KIND(address)(table.ctypes.data, chunk, chunks)
+    return out
+
+
+INTEGERS = [7, -7, 0, 3, -3, 2**40, -(2**40), 2**62, -1, 1]
+LOOP = "    for i in range(usz(0), usz(P[2])):\n        x = ld0(p_i64(P[0]), i)\n"
+
+
+def whole(*lines):
+    """A kernel over int64 numbers x that stores y."""
+    body = "".join(f"        {line}\n" for line in lines)
+    return f"{HEAD}\n{LOOP}{body}        st1(p_i64(P[1]), i, y)\n"
+
+
+TEXTS = {
+    "arithmetic": whole("y = (x + 3) * 2 - (x & 12) + (x | 5) - (x ^ 9)"),
+    "division rounds down": whole("y = x // 5 + x // -3"),
+    "a remainder has the divisor's sign": whole("y = x % 5 * 100 + x % -7"),
+    "division by zero is 0": whole("y = 1000 // x + 10 % (x - 3)"),
+    "unsigned division": whole("y = i64(usz(x) // usz(10) + usz(x) % usz(7))"),
+    "unsigned comparison": whole("y = i64(usz(x) > usz(5))"),
+    "shifts": whole("y = (x >> 3) + i64(u64(x) >> u64(60)) + (x << 2)"),
+    "negation": whole("y = -x"),
+    "narrow words widen": whole("a = i32(x)", "y = a * a + 1"),
+    "a narrow cast cuts": whole("y = i64(i32(x * 3))"),
+    "bools": whole("a = x > 0", "b = x < 5", "y = i64(a & b) + i64(a | b) * 10 + i64(a ^ b) * 100"),
+    "not": whole("y = i64(not (x > 0)) + i64(not x)"),
+    "a word as a condition": whole("y = 0", "if x:", "    y = 1"),
+    "minimum and maximum": whole("y = min(x, 3) + max(x, i64(2)) + i64(min(usz(x), usz(9)))"),
+    "one of two": whole("y = x * 2 if x > 1 else -x"),
+    "and before or": whole("y = 1 if x > 0 and x < 5 or x == -7 else 0"),
+    "what is not needed is not evaluated": whole(
+        "y = 0", "if x > 0 and peek(P[0]) == 7 or x == 0:", "    y = 1"
+    ),
+    "an or as a value": whole("a = x > 2 or x < -5", "y = i64(a)"),
+    "if, elif, else": whole(
+        "y = 0", "if x > 5:", "    y = 1", "elif x > 0:", "    y = 2", "else:", "    y = 3"
+    ),
+    "while and break": whole(
+        "y, n = 0, x", "while n > 0:", "    n = n // 2", "    y += 1", "    if y == 9:",
+        "        break",
+    ),
+    "continue": whole(
+        "y = 0", "for k in range(8):", "    if k % 3 == 1:", "        continue", "    y = y * 2 + k"
+    ),
+    "a range with a step": whole("y = 0", "for k in range(2, 30, 7):", "    y = y * 31 + k"),
+    "a range of one number": whole("y = 0", "for k in range(4):", "    y += k * k"),
+    "an empty range": whole("y = 5", "for k in range(x, x):", "    y = 6"),
+    "a changed counter": whole(
+        "y = 0", "for k in range(5):", "    y += k", "    k = 100", "y += k"
+    ),
+    "names that are exchanged": whole("a, b = x, x + 1", "a, b = b, a", "y = a * 3 + b"),
+    "halves of a word": whole("y = i64(mulhi(u64(x), u64(12345678901234567890)))"),
+    "words that wrap": whole("y = wadd(wmul(x, x), wsub(x, wneg(x)))"),
+    "floats from integers": whole("y = i64(f64(x) * f64(0.5)) + i64(f32(x) / f32(4.0))"),
+    "floats from words without a sign": whole("y = i64(f64(u64(x) >> u64(1)))"),
+    "halves": whole("y = i64(from_f16(f16(f32(x % 1000) * f32(0.37))) * f32(1000.0))"),
+    "comparisons with NaN": whole(
+        "a = f64(x) * f64(np.inf)", "b = a - a", "y = i64(b == b) + i64(b != b) * 2 + i64(b < b) * 4"
+    ),
+    "sums of pairs": whole(
+        "t, e = f64(0.0), f64(0.0)", "for k in range(9):", "    t, e = pair_add(t, e, f64(x))",
+        "y = i64(pair_total(t, e) / f64(3.0))",
+    ),
+    "an early return": f"{HEAD}\n    if P[2] > 3:\n        poke(P[1], 5)\n        return\n"
+    "    poke(P[1], 6)\n",
+    "stores through the table": f"{HEAD}\n    P[2] = P[2] + 1\n    poke(P[1], P[2])\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_language_means_what_numba_says(name):
+    text = TEXTS[name]
+    made, module = code.compiled(text)[1], code.compiled(text)[0]
+    address, memory = code._link(made) or code._linked_by_llvm(module, made.symbol)
+    theirs, kept = by_numba(text)
+    for inputs in (INTEGERS, [1], [5, 4]):
+        got = results(address, inputs, len(inputs), np.int64)
+        want = results(theirs, inputs, len(inputs), np.int64)
+        assert got.tolist() == want.tolist()
+    assert memory is not None and kept is not None
+
+
+@pytest.mark.parametrize("mood", ["exact", "odd"])
+def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
+    """Whatever the printers write: random programs, both ways."""
+    cases = [random_graph(seed, 10, mood) for seed in range(6)]
+
+    def finals():
+        for graph, given in cases:
+            arrays = [a.copy() for a in given]  # programs may write into them
+            yield [a.tobytes() for a in (*cpu.Program(graph)(arrays), *arrays)]
+
+    ours = list(finals())
+    monkeypatch.setattr(code.NATIVE, "known", {})
+    monkeypatch.setattr(code.NATIVE, "make", by_numba)
+    theirs = list(finals())
+    assert len(code.NATIVE.known) > 10
+    assert ours == theirs
+
+
+WRONG = {
+    "a float32 beside a float64": "y = f32(1.0) + f64(2.0)",
+    "a float beside a bare number": "y = f32(1.0) * 2.0",
+    "a word beside a number": "y = usz(1) + 1",
+    "a word beside an int64": "y = usz(1) + P[2]",
+    "a variable of two types": "y = f32(1.0)\n    y = f64(1.0)",
+    "a string": "y = 'a'",
+    "a list": "y = [1]",
+    "an unknown name": "y = missing(1)",
+    "a power": "y = P[2] ** 2",
+    "a chain of comparisons": "y = 0 < P[2] < 3",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_kernel_is_an_error_that_shows_it(name):
+    with pytest.raises((IRError, KeyError)):
+        code.compiled(f"{HEAD}\n    {WRONG[name]}\n")
