@@ -1,4 +1,4 @@
-"""The translator of kernel texts: what it makes of them is what Numba makes of them, bit for bit."""
+"""The translator of kernel texts: it makes of them what Numba makes of them, bit for bit."""
 
 import ctypes
 import hashlib
@@ -88,7 +88,8 @@ TEXTS = {
     "floats from words without a sign": whole("y = i64(f64(u64(x) >> u64(1)))"),
     "halves": whole("y = i64(from_f16(f16(f32(x % 1000) * f32(0.37))) * f32(1000.0))"),
     "comparisons with NaN": whole(
-        "a = f64(x) * f64(np.inf)", "b = a - a", "y = i64(b == b) + i64(b != b) * 2 + i64(b < b) * 4"
+        "a = f64(x) * f64(np.inf)", "b = a - a",
+        "y = i64(b == b) + i64(b != b) * 2 + i64(b < b) * 4",
     ),
     "sums of pairs": whole(
         "t, e = f64(0.0), f64(0.0)", "for k in range(9):", "    t, e = pair_add(t, e, f64(x))",

@@ -1,4 +1,4 @@
-"""Loop program -> the text of one kernel, for the CPU: a Python function body for Numba.
+"""Loop program -> the text of one kernel, for the CPU: a Python function of typed arithmetic.
 
 A printer is a set of spellings. Another target subclasses `Printer` and respells the loops, the
 chunk's share and the pointers; values, indices and folds are the same everywhere. The names the
@@ -94,7 +94,7 @@ def expression(op: str, args: list[str], of: np.dtype, dtype: np.dtype) -> str:
         text = f"{args[0]} {SYMBOLS[op]} {args[1]}"
     else:
         return f"{op}_{kind}({', '.join(args)})"
-    return f"i32({text})" if of == I32 == dtype else text  # Numba widens int32 to int64
+    return f"i32({text})" if of == I32 == dtype else text  # int32 widens to int64
 
 
 class Printer:

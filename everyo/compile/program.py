@@ -234,7 +234,7 @@ class Loop:
     stop: int | str
     body: tuple["Statement", ...]
     kind: str = "inner"
-    step: int = 1  # a number: Numba raises where a step may be 0, and then nothing can be stored
+    step: int = 1  # above 0
     end: str = ""
 
     def __str__(self) -> str:
