@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from traced import interpreted
 
 import everyo as eo
-from everyo.compile.entry import differences, trace_call
+from everyo.compile.differences import differences
+from everyo.compile.tracing import trace_call
 
 ROWS, COLUMNS = 3, 4  # every value is a matrix of this shape, or with axes of size 1
 Stack = list[Any]

@@ -7,9 +7,9 @@ import pytest
 
 import everyo as eo
 from everyo.compile import cpu, fuse, ir, legalize, passes
-from everyo.compile.entry import trace_call
 from everyo.compile.ir import F32
 from everyo.compile.merge import Groups
+from everyo.compile.tracing import trace_call
 
 
 def random_groups(seed, size=40):

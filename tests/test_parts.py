@@ -7,9 +7,9 @@ from test_random_programs import run
 
 import everyo as eo
 from everyo.compile import cpu, fuse, ir, legalize, parts, passes
-from everyo.compile.entry import trace_call
 from everyo.compile.ir import F32
 from everyo.compile.space import chain
+from everyo.compile.tracing import trace_call
 
 
 def graph_of(function, *args):

@@ -12,8 +12,8 @@ import numpy as np
 
 import everyo as eo
 from everyo.compile import passes
-from everyo.compile.entry import trace_call
 from everyo.compile.interpret import interpret
+from everyo.compile.tracing import trace_call
 from everyo.compile.tree import unflatten
 
 

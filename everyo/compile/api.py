@@ -9,10 +9,8 @@ what guards cannot see is found there.
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 import types
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,12 +21,17 @@ import numpy as np
 
 from everyo.compile import collector, ir
 from everyo.compile import guards as guarding
-from everyo.compile.entry import Entry, differences, trace_call
+from everyo.compile.differences import differences
+from everyo.compile.entry import Entry
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher, renew
-from everyo.compile.trace import LOCK, PACKAGE, Traced, check_array, put_back
-from everyo.compile.tree import flatten, unflatten
-from everyo.core.autocast import CAST, autocast, autocast_dtype, is_autocast_enabled
+from everyo.compile.lines import warn
+from everyo.compile.signature import positions, signature, static_leaves
+from everyo.compile.trace import LOCK, put_back
+from everyo.compile.traced import Traced
+from everyo.compile.tracing import trace_call
+from everyo.compile.tree import flatten
+from everyo.core.autocast import autocast, autocast_dtype, is_autocast_enabled
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device_array import DeviceArray
 from everyo.core.forks import renewed
@@ -40,8 +43,6 @@ from everyo.exceptions import EveryODTypeError, EveryOTraceError
 KEYS = 128  # versions kept per function, the least recently used go first
 LAUNCHERS = 4  # straight forms tried before the general path
 WARN_TRACES = 8  # more traces of one function than this are worth a warning
-
-_STATIC = (bool, int, str, bytes, complex, type(None))
 
 
 class CacheInfo(NamedTuple):
@@ -82,7 +83,7 @@ class CompiledFunction:
         self._name = getattr(function, "__name__", type(function).__name__)
         functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function
-        self._static_positions = _positions(function, options.static_argnames)
+        self._static_positions = positions(function, options.static_argnames)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if TRACES and (MODE.trace is not None or MODE.watch is not None):
@@ -110,7 +111,7 @@ class CompiledFunction:
                 raise
             if key not in self._eager_keys:
                 self._eager_keys.add(key)
-                _warn(f"{self._name} runs eagerly, it cannot be compiled: {error}")
+                warn(f"{self._name} runs eagerly, it cannot be compiled: {error}")
             return self._function(*args, **kwargs)
         result = entry.run(dynamic, arrays)
         if entry.verified or not self._options.check:
@@ -191,56 +192,8 @@ class CompiledFunction:
     ) -> tuple[list[Any], Any, Callable[[Sequence[Any]], Any]]:
         """The dynamic leaves of a call, its key, and a function that puts leaves back into
         arguments."""
-        leaves, structure = flatten((args, kwargs))
-        static = _static_leaves(args, kwargs, self._static_positions, self._options.static_argnames)
-        dynamic: list[Any] = []
-        specs: list[tuple[Any, ...]] = []
-        where: list[int] = []
-        same: dict[int, int] = {}
-        for i, leaf in enumerate(leaves):
-            kind = type(leaf)
-            if isinstance(leaf, Tensor):
-                a = leaf._data
-                spec: Any = (
-                    "t",
-                    a.shape,
-                    a.dtype,
-                    _layout(a),
-                    leaf._requires_grad,
-                    leaf.grad_node is None,
-                    kind,
-                )
-            elif kind is float and i not in static:
-                spec = ("f",)
-            elif isinstance(leaf, np.generic) and (leaf.dtype.kind in "iub" or i in static):
-                specs.append((kind, repr(leaf)))
-                continue
-            elif isinstance(leaf, np.ndarray | np.generic | DeviceArray):
-                check_array(leaf)
-                leaf = leaf if type(leaf) is DeviceArray else np.asarray(leaf)
-                spec = ("a", leaf.shape, leaf.dtype, _layout(leaf), kind)
-            elif kind in _STATIC or kind is float:
-                specs.append((kind, repr(leaf)))
-                continue
-            else:
-                specs.append(("o", id(leaf)))
-                continue
-            specs.append(
-                (*spec, same.setdefault(id(leaf), len(dynamic)) if kind is not float else -1)
-            )
-            where.append(i)
-            dynamic.append(leaf)
-
-        for at in where:
-            leaves[at] = None  # a version outlives its first call, whose arguments must not
-
-        def rebuild(values: Sequence[Any]) -> Any:
-            filled = list(leaves)
-            for at, value in zip(where, values, strict=True):
-                filled[at] = value
-            return unflatten(structure, filled)
-
-        return dynamic, (structure, tuple(specs), MODE.grad, CAST.dtype), rebuild
+        names = self._options.static_argnames
+        return signature(args, kwargs, static_leaves(args, kwargs, self._static_positions, names))
 
     def _entry(
         self, dynamic: list[Any], key: Any, rebuild: Callable[..., Any]
@@ -373,7 +326,7 @@ class CompiledFunction:
         compiled = sum(len(v) for v in self._entries.values())
         if self._traces > WARN_TRACES and compiled > WARN_TRACES // 2:
             why = changed or "arguments of a new shape, dtype, structure or static value"
-            _warn(
+            warn(
                 f"{self._name} was traced {self._traces} times; the last time because of: {why}. "
                 "Every trace takes time; keep shapes and Python values fixed, or pass numbers "
                 "that change as floats or tensors"
@@ -404,14 +357,6 @@ class CompiledFunction:
         return f"<compiled {getattr(self._function, '__qualname__', self._name)}>"
 
 
-def _warn(message: str) -> None:
-    """A warning at the line outside the library that led here."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
-
-
 def _identity(instance: Any) -> Any:
     return instance
 
@@ -423,8 +368,8 @@ def _bind(function: Callable[..., Any], reference: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(reference(), *args, **kwargs)
 
-    signature = inspect.signature(function)
-    method.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    found = inspect.signature(function)
+    method.__signature__ = found.replace(parameters=list(found.parameters.values())[1:])  # type: ignore[attr-defined]
     return method
 
 
@@ -442,47 +387,6 @@ def _forget(owner: Any, key: int, _: Any) -> None:
 
 def _restore(function: Callable[..., Any], options: Options) -> CompiledFunction:
     return CompiledFunction(function, options)
-
-
-def _layout(a: Any) -> Any:
-    return None if type(a) is not np.ndarray or a.flags.c_contiguous else a.strides
-
-
-def _positions(function: Any, names: Sequence[str]) -> tuple[int, ...]:
-    """The positions of static arguments; an unknown name is an error at once."""
-    if not names:
-        return ()
-    try:
-        parameters = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return ()
-    unknown = [n for n in names if n not in parameters]
-    if unknown:
-        raise ValueError(
-            f"static_argnames {unknown} are not parameters of the function: {parameters}"
-        )
-    return tuple(parameters.index(n) for n in names)
-
-
-def _static_leaves(
-    args: tuple, kwargs: dict, positions: Sequence[int], names: Sequence[str]
-) -> set[int]:
-    """The leaf numbers that belong to static arguments."""
-    if not names:
-        return set()
-    out: set[int] = set()
-    at = 0
-    for i, value in enumerate(args):
-        n = len(flatten(value)[0])
-        if i in positions:
-            out |= set(range(at, at + n))
-        at += n
-    for name, value in kwargs.items():
-        n = len(flatten(value)[0])
-        if name in names:
-            out |= set(range(at, at + n))
-        at += n
-    return out
 
 
 def compiled(target: Any, options: Options) -> Any:

@@ -7,7 +7,7 @@ needed.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,149 +18,17 @@ from everyo.compile import collector, ir, passes
 from everyo.compile.guards import Guards
 from everyo.compile.launch import Patience, Pool
 from everyo.compile.place import common_device, is_on, make_program
-from everyo.compile.symbol import Symbol
-from everyo.compile.trace import Effect, Leaf, Overlap, Source, Trace, Traced, geometry, owner_of
+from everyo.compile.traced import Effect, Leaf, Source, Traced, geometry, owner_of
+from everyo.compile.tracing import Call, trace_backward
 from everyo.compile.tree import flatten, unflatten
-from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate, topological_order
+from everyo.core.autograd import MODE, Clock, Node, enable_grad, propagate
 from everyo.core.device_array import DeviceArray
 from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOGradientError, EveryOTraceError
 
-Call = Callable[[Sequence[Any]], Any]  # runs the user's function on dynamic leaves
 _MUTABLE = (np.ndarray, set, bytearray)
-
-
-def trace_call(
-    name: str, call: Call, leaves: Sequence[Any], table: ir.Table | None = None
-) -> Traced:
-    """Trace the user's function once. Library state is as before when this returns or raises.
-    With the `table` of an earlier trace, what is computed again is the very same node."""
-    placeholders = [_outside(leaf) for leaf in leaves]
-    merged: frozenset[int] = frozenset()
-    while True:
-        trace = Trace(name, placeholders, merged, table)
-        try:
-            return _traced(trace, call, placeholders)
-        except Overlap as overlap:
-            trace.undo_attributes()
-            if overlap.owners <= merged:
-                raise trace.error(
-                    "two arrays share memory that neither owns, and one is written"
-                ) from None
-            merged |= overlap.owners
-
-
-def _traced(trace: Trace, call: Call, placeholders: Sequence[Any]) -> Traced:
-    name = trace.name
-    try:
-        with trace.active():
-            result = call(_inside(trace, placeholders))
-            traced = trace.finish(result, flatten)
-            parents = _parents(result, trace)
-    except BaseException:
-        trace.undo_attributes()
-        raise
-    _settle_attributes(trace, traced)
-    del result
-    line = trace.survivor()
-    if line is not None:
-        raise EveryOTraceError(
-            f"{name}: a traced value made at {line} is still held after the function returned (a "
-            "side effect: appended to a list, stored in a global or a closure); return it "
-            "instead, or compile with fallback='eager'"
-        )
-    trace.xp.close()
-    return _with_parents(traced, parents)
-
-
-def trace_backward(
-    name: str, call: Call, leaves: Sequence[Any], result: int, parents: Sequence[Any]
-) -> Traced:
-    """Trace the gradients of result leaf `result` by `parents`; the last dynamic leaf is its
-    gradient."""
-    placeholders = [_outside(leaf) for leaf in leaves]
-    trace = Trace(f"{name}.backward", placeholders)
-    try:
-        with trace.active():
-            inside = _inside(trace, placeholders)
-            with enable_grad():
-                out = flatten(call(inside[:-1]))[0][result]
-            wanted = [placeholders[p] if isinstance(p, int) else p for p in parents]
-            found = {
-                id(t): g for t, g in propagate(out, trace.xp.asarray(inside[-1]), trace.xp, wanted)
-            }
-            gradients = [found.get(id(t)) for t in wanted]
-            gradients = [None if g is None else trace.xp.copy(g) for g in gradients]
-            for table in (trace.grads, trace.rebound, trace.items):
-                table.clear()
-            for storage in trace._storages:
-                storage.written = False
-            traced = trace.finish(gradients, flatten)
-    finally:
-        trace.undo_attributes()
-    return traced
-
-
-def _outside(leaf: Any) -> Any:
-    """What stands for an argument: a tensor with a graph becomes a leaf, the graph stays
-    outside."""
-    if isinstance(leaf, Tensor) and leaf.grad_node is not None:
-        stand_in = Tensor._wrap(leaf._data)
-        stand_in._requires_grad = True
-        return stand_in
-    return leaf
-
-
-def _inside(trace: Trace, placeholders: Sequence[Any]) -> list[Any]:
-    """What the traced function gets: tensors as they are, arrays and floats as symbols."""
-    out: list[Any] = []
-    for i, leaf in enumerate(placeholders):
-        if isinstance(leaf, Tensor):
-            out.append(leaf)
-        elif type(leaf) is float:
-            out.append(trace.number(leaf, i))
-        else:
-            out.append(trace.array(leaf))
-    return out
-
-
-def _settle_attributes(trace: Trace, traced: Traced) -> None:
-    """Traced values stored in attributes become effects; until a call stores them the old value
-    stays."""
-    values = {e.key: e for e in traced.effects if e.what == "attribute"}
-    for (_, name), (owner, value, _, line) in list(trace.attributes.items()):
-        if name in values and isinstance(value, Tensor) and value.requires_grad:
-            trace.undo_attributes()
-            raise EveryOTraceError(
-                f"attribute {name!r} of a {type(owner).__name__} is set to a tensor with a graph "
-                f"at {line}; store its detach() instead"
-            )
-        if name not in values:
-            del trace.attributes[(id(owner), name)]
-    trace.undo_attributes()
-
-
-def _parents(result: Any, trace: Trace) -> list[Any]:
-    """The leaves below the results that require gradients: argument positions, or captured
-    tensors."""
-    out: dict[int, Any] = {}
-    for x in flatten(result)[0]:
-        if isinstance(x, Tensor) and x._requires_grad and type(x._data) is Symbol:
-            for t in topological_order(x):
-                if t.grad_node is None and type(t._data) is not Symbol:
-                    out[id(t)] = trace.arguments.get(id(t), t)
-    return list(out.values())
-
-
-def _with_parents(traced: Traced, parents: Sequence[Any]) -> Traced:
-    return Traced(
-        **{
-            **{f: getattr(traced, f) for f in traced.__dataclass_fields__},
-            "parents": tuple(parents),
-        }
-    )
 
 
 class Entry:
@@ -526,82 +394,3 @@ def _aliases(arrays: Sequence[np.ndarray] | None) -> tuple:
         for k, i in enumerate(group) for j in group[k + 1 :]
         if np.may_share_memory(arrays[i], arrays[j])
     )  # fmt: skip
-
-
-def differences(first: Traced, second: Traced) -> str | None:
-    """What two traces of one function in one state differ in, or None. The second was made with the
-    table of the first, so that equal values are one node; arrays that were equal are constants."""
-    g, h = first.graph, second.graph
-    if (g.inputs, g.roots, g.writes, g.checks) != (h.inputs, h.roots, h.writes, h.checks):
-        return _changed(g, h)
-    for s, t, node in zip(first.sources, second.sources, first.graph.inputs, strict=True):
-        where = first.graph.lines.get(node, "")
-        if s.name != t.name:
-            return f"an input was read from another {s.kind} in the second trace, at {where}"
-        if s.kind == "array" and s.owner is not t.owner and not _equal(s.owner, t.owner):
-            return (
-                f"an array of shape {s.owner.shape} that the function makes differs between two "
-                f"traces, at {where}"
-            )
-    if repr(first.leaves) != repr(second.leaves) and not _same_leaves(first, second):
-        return "the results differ in kind between two traces"
-    if len(first.effects) != len(second.effects):
-        return "the second trace leaves other effects than the first"
-    for e, f in zip(first.effects, second.effects, strict=True):
-        if (e.what, e.key, e.wrap) != (f.what, f.key, f.wrap) or (
-            e.wrap == "object" and e.value is not f.value and repr(e.value) != repr(f.value)
-        ):
-            return (
-                f"{e.what} {e.key!r} is set to {e.value!r} in the first trace, to {f.value!r} in "
-                "the second"
-            )
-    return None
-
-
-def _changed(first: ir.Graph, second: ir.Graph) -> str:
-    """Where two graphs differ: line by line, since what follows a new node is new too."""
-    a, b = (str(replace(g, lines={})).splitlines() for g in (first, second))
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return f"{_described(first, i - 1)}, then {_described(second, i - 1)}"
-    return f"first trace {len(a)} operations, second trace {len(b)}"
-
-
-def _described(graph: ir.Graph, i: int) -> str:
-    """Node `i` of the printed graph: the constant or the op, and the user's line that it comes
-    from."""
-    order = ir.walk((*graph.inputs, *graph.roots))
-    if not 0 <= i < len(order):
-        return "the end of the trace"
-    node = order[i]
-    reached = {node}
-    reached.update(
-        n for n in order[i:] if reached.intersection(n.inputs)
-    )  # what is computed from it
-    lines = [graph.lines[n] for n in order[i:] if n in reached and n in graph.lines]
-    what = (
-        f"the constant {node.param('value')!r}"
-        if node.op == "const"
-        else f"{node.op} of shape {node.shape}"
-    )
-    return f"{what} at {lines[0]}" if lines else what
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    )
-
-
-def _same_leaves(first: Traced, second: Traced) -> bool:
-    for a, b in zip(first.leaves, second.leaves, strict=False):
-        if (a.what, a.place, a.requires_grad) != (b.what, b.place, b.requires_grad):
-            return False
-        if a.value is not b.value and repr(a.value) != repr(b.value):
-            return False
-    return len(first.leaves) == len(second.leaves)
-
-
-__all__ = ["Entry", "Source", "differences", "trace_backward", "trace_call"]

@@ -290,3 +290,17 @@ for _short, _name in dict(
     setattr(Symbol, f"__{_short.rstrip('_')}__", _binary(_name, False))
 for _short, _name in dict(neg="negative", abs="abs", invert="logical_not").items():
     setattr(Symbol, f"__{_short}__", lambda self, _name=_name: getattr(self.trace.xp, _name)(self))
+
+
+def holds_traced(data: Any) -> bool:
+    """Whether a nested list, tuple or dict contains traced values."""
+    stack = [data]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Symbol) or (isinstance(x, Tensor) and type(x._data) is Symbol):
+            return True
+        if isinstance(x, list | tuple):
+            stack += x
+        elif isinstance(x, dict):
+            stack += x.values()
+    return False

@@ -3,17 +3,13 @@
 A `Trace` is active in one thread. Everything in `everyo.core` that reads or writes values asks it
 first: tensors that existed before become inputs of the graph when they are read, and what the
 function does to them (in-place writes, `.grad`, optimizer scalars, module buffers, attributes) is
-kept aside, so that nothing has changed if tracing fails. `finish` turns all of it into a `Traced`:
-the graph, where its inputs come from, and what to do with its outputs.
+kept aside, so that nothing has changed if tracing fails. `everyo.compile.tracing` runs functions in
+traces and turns what was recorded into a `Traced`.
 """
 
-import functools
 import gc
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from sys import getrefcount
 from threading import RLock
 from typing import Any
@@ -22,7 +18,9 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.builder import Builder
-from everyo.compile.symbol import Step, Storage, Symbol, symbol
+from everyo.compile.lines import here
+from everyo.compile.symbol import Step, Storage, Symbol, holds_traced, symbol
+from everyo.compile.traced import Source, geometry, owner_of, view_path
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device_array import DeviceArray
 from everyo.core.dtype import FLOAT32, as_array, as_dtype
@@ -31,50 +29,7 @@ from everyo.core.namespace import is_array
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryODTypeError, EveryOTraceError
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LOCK = renewed(RLock())  # one trace at a time
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Where the array of one graph input comes from at call time."""
-
-    kind: str  # "arg", "arg_grad", "data", "grad", "item", "array", "cast", "owner"
-    owner: Any  # the position of the argument, the tensor, the container or the array
-    key: Any = None
-
-    def fetch(self, leaves: Sequence[Any]) -> Any:
-        """The array (or number) now; `leaves` are the dynamic arguments of the call."""
-        match self.kind:
-            case "arg":
-                leaf = leaves[self.owner]
-                return leaf._data if isinstance(leaf, Tensor) else leaf
-            case "arg_grad":
-                return _plain(leaves[self.owner]._grad)
-            case "data":
-                return self.owner._data
-            case "grad":
-                return _plain(self.owner._grad)
-            case "item":
-                return self.owner[self.key]
-            case "cast":
-                return np.asarray(self.owner.fetch(leaves)).astype(self.key)
-            case "owner":
-                return owner_of(self.owner.fetch(leaves))
-        return self.owner
-
-    @property
-    def name(self) -> tuple[Any, ...]:
-        """What identifies the source among those of another trace of the same function."""
-        if self.kind == "array":
-            return (self.kind,)
-        if self.kind in ("cast", "owner"):
-            return (self.kind, *self.owner.name, self.key)
-        return (self.kind, self.owner if isinstance(self.owner, int) else id(self.owner), self.key)
-
-
-def _plain(value: Any) -> Any:
-    return value._data if isinstance(value, Tensor) else value
 
 
 class Overlap(Exception):
@@ -83,134 +38,6 @@ class Overlap(Exception):
 
     def __init__(self, owners: set[int]) -> None:
         self.owners = owners
-
-
-def owner_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory of a view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def geometry(array: np.ndarray, owner: np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Where a view lies in its owner: offset in bytes, shape, strides."""
-    return (
-        array.__array_interface__["data"][0] - owner.__array_interface__["data"][0],
-        array.shape,
-        array.strides,
-    )
-
-
-def view_path(array: np.ndarray, owner: np.ndarray) -> tuple[Step, ...] | None:
-    """The view steps that lead from a contiguous owner to one of its views, or None."""
-    offset, shape, strides = geometry(array, owner)
-    if not owner.flags.c_contiguous or owner.dtype != array.dtype or not owner.size:
-        return None
-    starts = list(np.unravel_index(offset // owner.itemsize, owner.shape)) if owner.ndim else []
-    steps, sizes, order = [1] * owner.ndim, [1] * owner.ndim, []
-    for n, stride in zip(shape, strides, strict=True):
-        if n == 1:
-            continue
-        fits = [
-            j for j in range(owner.ndim)
-            if j not in order and stride % owner.strides[j] == 0 and stride
-            and 0 <= starts[j] + stride // owner.strides[j] * (n - 1) < owner.shape[j]
-        ]  # fmt: skip
-        if not fits:
-            return None
-        j = fits[0]
-        steps[j], sizes[j] = stride // owner.strides[j], n
-        order.append(j)
-    rest = [j for j in range(owner.ndim) if j not in order]
-    return (
-        ("slice", (tuple(int(s) for s in starts), tuple(steps), tuple(sizes))),
-        ("transpose", (*order, *rest)), ("reshape", shape),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a traced array is found after the program has run: an input or an output, and the view
-    of it."""
-
-    kind: str  # "input", "output"
-    index: int
-    path: tuple[Step, ...]
-
-    def resolve(self, arrays: Sequence[Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
-        """The array itself."""
-        array: Any = arrays[self.index] if self.kind == "input" else outputs[self.index]
-        return self.viewed(array if type(array) is DeviceArray else np.asarray(array))
-
-    def viewed(self, array: Any) -> Any:
-        """The view of its input or output."""
-        for name, value in self.path:
-            match name:
-                case "reshape":
-                    array = array.reshape(value)
-                case "transpose":
-                    array = array.transpose(value)
-                case "broadcast":
-                    array = np.broadcast_to(array, value)
-                case "slice":
-                    array = array[tuple(_slice(*entry) for entry in zip(*value, strict=True))]
-        return array
-
-
-def _slice(start: int, step: int, size: int) -> slice:
-    stop = start + size * step
-    return slice(start, None if stop < 0 else stop, step)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One leaf of the result. `what`: "tensor" (with its gradient at `grad`), "array", "number" (at
-    `place`), "arg" (an argument itself), "same" (as an earlier leaf), "object" (`value` as it is)
-    or "fresh" (a copy of it)."""
-
-    what: str
-    place: Place | None = None
-    value: Any = None
-    requires_grad: bool = False
-    is_leaf: bool = True
-    grad: Place | None = None
-
-
-@dataclass(frozen=True)
-class Effect:
-    """Something the call leaves behind, besides in-place writes: `what` is "grad", "data", "item"
-    or "attribute" of `owner` (a position for an argument)."""
-
-    what: str
-    owner: Any
-    key: Any
-    value: Any  # a Place, or the Python value itself
-    wrap: str = ""  # "tensor", "number" or "" (array)
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """The outcome of a trace."""
-
-    graph: ir.Graph
-    sources: tuple[Source, ...]
-    leaves: tuple[Leaf, ...]
-    structure: Any
-    effects: tuple[Effect, ...]
-    grad_none: tuple[tuple[Any, bool], ...]  # (tensor or position, whether its .grad was None)
-    statics: tuple[tuple[Any, Any, Any], ...]  # (container, key, value) read as constants
-    attributes: tuple[
-        tuple[Any, str, Any, str], ...
-    ]  # plain ones written: owner, name, value before, line
-    views: tuple[
-        tuple[Source, int, Any], ...
-    ]  # (source, input, geometry) of arrays read through their owner
-    identical: tuple[tuple[Source, Source], ...]  # sources that gave one and the same array
-    frozen: tuple[tuple[np.ndarray, bytes], ...] = ()  # arrays whose contents the trace used
-    arrays: frozenset[int] = frozenset()  # ids of the arrays that are inputs themselves
-    parents: tuple[Any, ...] = ()  # what the results' graph hangs on: tensors, or positions
-    results: tuple[int, ...] = field(default=())  # the leaves that require gradients
-    table: ir.Table | None = None  # of the graph, for the next trace
 
 
 class Trace:
@@ -262,7 +89,7 @@ class Trace:
             if array.dtype.kind not in "iub" or array.dtype.itemsize > 8:
                 raise EveryOTraceError(
                     f"an array of dtype {array.dtype} cannot enter a compiled function (supported: "
-                    f"bool, int32, int64, float32, float64), at {self.line()}"
+                    f"bool, int32, int64, float32, float64), at {here()}"
                 )
             narrow = array.dtype
             source = Source("cast", source, np.dtype(np.int64))
@@ -369,7 +196,7 @@ class Trace:
             kept = FLOAT32 if data.weak or data.dtype.kind in "iu" else data.dtype
             out = self.xp.astype(data, as_dtype(dtype) if dtype is not None else kept)
             return out if share or out is not data else self.xp.copy(out)
-        if _holds_traced(data):
+        if holds_traced(data):
             raise self.error(
                 "a tensor from a list of traced values; use eo.stack or eo.concatenate"
             )
@@ -530,7 +357,7 @@ class Trace:
         if id(owner) in self.own:
             object.__setattr__(owner, name, value)
             return
-        self.attributes[(id(owner), name)] = (owner, value, previous, self.line())
+        self.attributes[(id(owner), name)] = (owner, value, previous, here())
         object.__setattr__(owner, name, value)
 
     def set_flag(self, tensor: Tensor) -> None:
@@ -540,7 +367,7 @@ class Trace:
             before = (
                 self.flags[id(tensor)][1] if id(tensor) in self.flags else tensor._requires_grad
             )
-            self.flags[id(tensor)] = (tensor, before, self.line())
+            self.flags[id(tensor)] = (tensor, before, here())
 
     def freeze(self, array: np.ndarray) -> None:
         """Python code used the contents of an array: they are a guard."""
@@ -568,7 +395,7 @@ class Trace:
     def concrete(self, value: Any, what: str) -> Any:
         """A value was asked for that exists only when the compiled program runs."""
         raise EveryOTraceError(
-            f"{what} needs the value of a traced {_describe(value)} at {self.line()}; while "
+            f"{what} needs the value of a traced {_describe(value)} at {here()}; while "
             f"{self.name!r} is being compiled values do not exist yet, and a branch on one would "
             "be frozen. For control flow use eo.where; pass what is constant as an int, bool or "
             "str argument (static); or compile with fallback='eager'"
@@ -577,27 +404,14 @@ class Trace:
     def error(self, what: str) -> EveryOTraceError:
         """An error that names the user's line."""
         return EveryOTraceError(
-            f"{what}, at {self.line()}: this cannot be traced; change it, or compile with "
+            f"{what}, at {here()}: this cannot be traced; change it, or compile with "
             "fallback='eager'"
         )
-
-    def line(self) -> str:
-        """The user's file and line that is being traced."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            own = _OWN.get(name)
-            if own is None:
-                own = _OWN[name] = name.startswith(PACKAGE)
-            if not own:
-                return _named(name, frame.f_lineno)
-            frame = frame.f_back
-        return "unknown"
 
     def note(self, node: ir.Node) -> None:
         """Remember where a node was made."""
         if node not in self.lines:
-            self.lines[node] = self.line()
+            self.lines[node] = here()
 
     def survivor(self) -> str | None:
         """Where a traced array was made that somebody still holds after the trace, or None."""
@@ -632,121 +446,8 @@ class Trace:
                 MODE.trace = previous
                 TRACES.remove(self)
 
-    # ------------------------------------------------------------------ the outcome
-
-    def finish(self, result: Any, flatten: Callable[[Any], tuple[list[Any], Any]]) -> Traced:
-        """Everything the call has to compute, return and leave behind."""
-        outputs: dict[int, int] = {}
-        nodes: list[ir.Node] = []
-        inputs = {id(storage): i for i, storage in enumerate(self._storages)}
-
-        def place(s: Symbol) -> Place:
-            at = inputs.get(id(s.storage))
-            if at is not None and not s.weak:
-                return Place("input", at, s.path)
-            if id(s.storage) not in outputs:
-                outputs[id(s.storage)] = len(nodes)
-                nodes.append(s.storage.node)
-                self.kept.append(s.storage)
-            return Place("output", outputs[id(s.storage)], s.path)
-
-        for tensor, before, line in self.flags.values():
-            if tensor._requires_grad is not before:
-                raise EveryOTraceError(
-                    f"requires_grad of a tensor of shape {tensor.shape} is set to {not before} at "
-                    f"{line} and left so; a compiled function does not run that line again: set it "
-                    "outside, or back before returning"
-                )
-        flat, structure = flatten(result)
-        places = {id(x): i for i, x in reversed(list(enumerate(flat))) if _holds_traced(x)}
-        leaves = tuple(
-            self._leaf(x, place) if places.get(id(x), i) == i else Leaf("same", value=places[id(x)])
-            for i, x in enumerate(flat)
-        )
-        effects = []
-        for tensor, s in self.rebound.values():
-            effects.append(Effect("data", self._owner(tensor), None, place(s)))
-        for tensor, g in self.grads.values():
-            effects.append(self._effect("grad", self._owner(tensor), None, g, place))
-        for (_, key), (container, value) in self.items.items():
-            effects.append(self._effect("item", container, key, value, place))
-        for (_, name), (owner, value, _, _) in self.attributes.items():
-            if _holds_traced(value):
-                effects.append(self._effect("attribute", owner, name, value, place))
-        writes = tuple(
-            (node, storage.node)
-            for node, storage in zip(self.table.inputs, self._storages, strict=True)
-            if storage.written and storage.node is not node
-        )  # fmt: skip
-        graph = ir.Graph(
-            self.name,
-            tuple(self.table.inputs),
-            tuple(nodes),
-            writes,
-            tuple(dict.fromkeys(self.checks)),
-            self.lines,
-        )
-        return Traced(
-            graph, tuple(self.sources), leaves, structure, tuple(effects),
-            tuple((self._owner(t), none) for t, none in self.grad_none.values()),
-            tuple(self.statics.values()),
-            tuple((owner, name, before, line)
-                  for (_, name), (owner, value, before, line) in self.attributes.items()
-                  if not _holds_traced(value)),
-            views=tuple(self.views), identical=tuple(self.identical.values()),
-            frozen=tuple(self.frozen.values()),
-            arrays=frozenset(id(s.owner) for s in self.sources if s.kind == "array"),
-            results=tuple(i for i, leaf in enumerate(leaves)
-                          if leaf.what == "tensor" and not leaf.is_leaf),
-            table=self.table,
-        )  # fmt: skip
-
-    def _owner(self, tensor: Tensor) -> Any:
-        return self.arguments.get(id(tensor), tensor)
-
-    def _leaf(self, x: Any, place: Callable[[Symbol], Place]) -> Leaf:
-        if isinstance(x, Tensor):
-            if type(x._data) is Symbol:
-                g = x._grad._data if isinstance(x._grad, Tensor) else x._grad
-                own = None if g is None else place(g)
-                return Leaf(
-                    "tensor", place(self.read(x)), None, x._requires_grad, x.grad_node is None, own
-                )
-            at = self.arguments.get(id(x))
-            return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
-        if isinstance(x, Symbol):
-            if x.storage.narrow is None:
-                return Leaf("number" if x.weak else "array", place(x))
-            x = self._argument(x)
-        at = self.arguments.get(id(x))
-        return Leaf("object", value=x) if at is None else Leaf("arg", value=at)
-
-    def _argument(self, x: Symbol) -> Any:
-        """The array that a symbol of a narrow integer dtype stands for."""
-        array = next((a for a, s in self.symbols.values() if s.storage is x.storage), None)
-        if x.path or array is None:
-            raise self.error(f"a view of an array of dtype {x.dtype} as a result")
-        return array
-
-    def _effect(
-        self, what: str, owner: Any, key: Any, value: Any, place: Callable[[Symbol], Place]
-    ) -> Effect:
-        if isinstance(value, Tensor) and type(value._data) is Symbol:
-            return Effect(what, owner, key, place(self.read(value)), "tensor")
-        if isinstance(value, Symbol):
-            return Effect(what, owner, key, place(value), "number" if value.weak else "")
-        if _holds_traced(value):
-            raise self.error(f"a container of traced values stored in {key!r}")
-        return Effect(what, owner, key, value, "object")
-
 
 _MISSING = object()
-_OWN: dict[str, bool] = {}  # file name -> whether it belongs to the library
-
-
-@functools.cache
-def _named(file: str, line: int) -> str:
-    return f"{file}:{line}"
 
 
 def put_back(owner: Any, name: str, previous: Any) -> None:
@@ -759,20 +460,6 @@ def put_back(owner: Any, name: str, previous: Any) -> None:
 
 def _describe(value: Any) -> str:
     return f"{'tensor' if isinstance(value, Tensor) else 'array'} of shape {tuple(value.shape)}"
-
-
-def _holds_traced(data: Any) -> bool:
-    """Whether a nested list, tuple or dict contains traced values."""
-    stack = [data]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Symbol) or (isinstance(x, Tensor) and type(x._data) is Symbol):
-            return True
-        if isinstance(x, list | tuple):
-            stack += x
-        elif isinstance(x, dict):
-            stack += x.values()
-    return False
 
 
 def check_array(array: np.ndarray | np.generic | DeviceArray) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from everyo.compile import ir
-from everyo.compile.entry import trace_call
-from everyo.compile.trace import Source, Traced
+from everyo.compile.traced import Source, Traced
+from everyo.compile.tracing import trace_call
 from everyo.compile.tree import flatten
 from everyo.core.autograd import namespace, no_grad
 from everyo.core.tensor import Tensor

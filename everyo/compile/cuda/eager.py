@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from everyo.compile import ir, passes
-from everyo.compile.trace import Source, Trace
+from everyo.compile.trace import Trace
+from everyo.compile.traced import Source
 from everyo.compile.tree import flatten, unflatten
 from everyo.core.device import Device
 from everyo.core.device_array import DeviceArray, moved
