@@ -14,7 +14,7 @@ from ir_compare import Arrays, assert_same_bits, compare, smallest
 from ir_programs import Grower, random_graph
 from numpy.lib.stride_tricks import as_strided
 
-from everyo.compile import cpu, fuse, loops, parts, passes, products, rows, sizes, tape
+from everyo.compile import cpu, fuse, loops, parts, passes, products, rows, sizes, tape, tiles
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import BOOL, Check, Graph
 
@@ -24,6 +24,8 @@ TINY = [
     (loops, "RUNTIME", 3), (sizes, "RUNTIME", 3), (loops, "WIDE_PARTIALS", 4),
     (rows, "COPY_CHUNK", 8),
     (rows, "PARALLEL_NS", 0), (products, "SLICE_FLOPS", 64), (products, "SLICE_UNIT", 2),
+    (products, "CHUNK_FLOPS", 64), (tiles, "DEPTH", 3), (tiles, "BLOCK", 1),
+    (tiles, "own_limit", lambda: 256),
     (fuse, "MAX_OPS", 6), (fuse, "MAX_SLOTS", 7), (fuse, "AGAIN_BYTES", 64), (tape, "LENGTH", 3),
     (parts, "RUN", 1), (parts, "ALIGNED", 1),
 ]  # fmt: skip

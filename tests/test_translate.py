@@ -121,7 +121,7 @@ def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
 
     def finals():
         for graph, given in cases:
-            arrays = [a.copy() for a in given]  # programs may write into them
+            arrays = [cpu.like(a) for a in given]  # programs may write into them
             yield [a.tobytes() for a in (*cpu.Program(graph)(arrays), *arrays)]
 
     ours = list(finals())

@@ -129,8 +129,10 @@ def _processor() -> str:
 def made_with() -> list[Path]:
     """The modules whose content becomes part of machine code."""
     here = Path(__file__).parent
-    names = ("prelude", "intrinsics", "atomics", "half", "wrapping", "blas", "code", "philox",
-             "translate")  # fmt: skip
+    names = (
+        "prelude", "intrinsics", "microkernel", "tiles", "atomics", "half", "wrapping", "blas",
+        "code", "philox", "translate",
+    )  # fmt: skip
     return [*(here / f"{name}.py" for name in names), *sorted(here.glob("math*.py"))]
 
 

@@ -106,9 +106,10 @@ def _typed(n: Node) -> str:
     return f"{n.dtype.name}[{','.join(map(str, n.shape))}]"
 
 
-def fuse(graph: Graph, tapes: bool = True) -> Schedule:
-    """The groups of a graph; without `tapes`, long scalar graphs are kernels too."""
-    legal = legalize(graph)
+def fuse(graph: Graph, tapes: bool = True, anywhere: bool = True) -> Schedule:
+    """The groups of a graph; without `tapes`, long scalar graphs are kernels too. `anywhere` says
+    that products read operands of any form."""
+    legal = legalize(graph, anywhere)
     partition = _Partition(legal, tapes)
     partition.grow()
     return Schedule(legal, tuple(_finish(partition)))

@@ -22,7 +22,7 @@ from everyo.compile.ir import (
     walk,
 )
 from everyo.compile.parts import Part
-from everyo.compile.products import joint, missing_copies
+from everyo.compile.products import missing_copies, planned
 from everyo.compile.rules import Make, full, fuse_axes
 from everyo.compile.space import analyse, chain, contiguous, strided
 from everyo.compile.widen import widened
@@ -41,6 +41,7 @@ class Legal:
 
     graph: Graph
     orders: dict[Node, tuple[int, ...]]
+    anywhere: bool  # whether products read operands of any form, see `products.Tiled`
     parts: dict[Node, Part] = field(default_factory=dict)
 
     def layout(self, node: Node) -> list[int]:
@@ -59,13 +60,14 @@ class Legal:
         return (node, 0) if part is None else (part.root, part.offset)
 
 
-def legalize(graph: Graph) -> Legal:
+def legalize(graph: Graph, anywhere: bool = True) -> Legal:
     """Insert copies until none is missing; a copy can change the best storage orders and so on."""
     graph = passes.rewrite(graph, widened, sized)
     graph = replace(graph, writes=tuple((t, v) for t, v in graph.writes if t.size))
     for turn in range(ROUNDS):
         order = walk(graph.roots)
-        legal = Legal(graph, storage_orders(graph, order) if turn < ORDERED_ROUNDS else {})
+        orders = storage_orders(graph, order) if turn < ORDERED_ROUNDS else {}
+        legal = Legal(graph, orders, anywhere)
         needs = {n: _needs(n, legal) for n in order if _computed(n)}
         needs = {n: need for n, need in needs.items() if any(need)}
         if needs:
@@ -82,7 +84,7 @@ def _with_parts(legal: Legal, order: list[Node]) -> Legal:
 
     def accepts(n: Node) -> bool:
         """Whether a node can read its operands and write its value as they lie."""
-        if n.op == "matmul" and joint(n, legal.layout) is None:
+        if n.op == "matmul" and not planned(n, legal.layout, legal.anywhere):
             return False
         return not any(_needs(n, legal))
 
@@ -138,7 +140,7 @@ def sized(n: Node, make: Make) -> Node | None:
 def _needs(n: Node, legal: Legal) -> list[bool]:
     """Which operands of n need a copy."""
     if n.op == "matmul":
-        return missing_copies(n, legal.layout)
+        return missing_copies(n, legal.layout, legal.anywhere)
     if n.op == "assemble":
         return [chain(o)[0].op == "iota" or strided(o, legal.layout) is None for o in n.inputs]
     if n.op in OPAQUE:

@@ -227,30 +227,6 @@ BLAS_PRODUCT = Template(f"""{_PRODUCT}\
         gemm_$kind(P[{BLAS}], P[{TURN_A}], P[{TURN_B}], m, n, P[{K}], a, P[{LEAD_A}],
                    b, P[{LEAD_B}], c, P[{LEAD_C}])
 """)
-# Where there is no BLAS.
-OWN_PRODUCT = Template(f"""{_PRODUCT}\
-        am, ak, bk, bn = usz(P[{LEAD_A}]), usz(1), usz(P[{LEAD_B}]), usz(1)
-        if P[{TURN_A}] == {TURN}:
-            am, ak = ak, am
-        if P[{TURN_B}] == {TURN}:
-            bk, bn = bn, bk
-        u, v, w, cm = p_$kind(a), p_$kind(b), p_$kind(c), usz(P[{LEAD_C}])
-        depth = usz(P[{K}])
-        for r in range(usz(0), usz(m)):
-            if bn == usz(1):
-                for s in range(usz(0), usz(n)):
-                    st2(w, r * cm + s, $kind(0))
-                for q in range(usz(0), depth):
-                    f = ld0(u, r * am + q * ak)
-                    for s in range(usz(0), usz(n)):
-                        st2(w, r * cm + s, ld2(w, r * cm + s) + f * ld1(v, q * bk + s))
-            else:
-                for s in range(usz(0), usz(n)):
-                    t = $kind(0)
-                    for q in range(usz(0), depth):
-                        t = radd(t, ld0(u, r * am + q * ak) * ld1(v, q + s * bn))
-                    st2(w, r * cm + s, t)
-""")
 
 
 def combine_text(n: Node, partial: np.dtype) -> str:

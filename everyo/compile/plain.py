@@ -6,6 +6,7 @@ checks that it stays within the memory of the call, every store that the value h
 
 import bisect
 import ctypes
+import itertools
 import math
 import operator
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import interpret
+from everyo.compile import interpret, tiles
 from everyo.compile.philox import philox
 
 CTYPES: dict[str, tuple[Any, Any]] = {
@@ -38,6 +39,10 @@ def scope(text: str) -> dict[str, Any]:
             names[word] = NAMES[word]
         elif kind in CTYPES and (op in OWN or hasattr(np, op)):
             names[word] = _scalar_function(op, kind)
+        else:
+            shape = tiles.named(word)
+            if shape is not None:
+                names[word] = _on_tiles(*shape)
     return names
 
 
@@ -164,6 +169,39 @@ def call(function: int, pointers: int, chunk: int, chunks: int) -> None:
     FUNCTIONS[function](words(pointers), chunk, chunks)
 
 
+def _on_tiles(what: str, kind: str, shape: tiles.Tile) -> Callable[..., None]:
+    """See `microkernel`."""
+
+    def turn(b: int, cb: int, to: int) -> None:
+        for i, j in itertools.product(range(shape.lanes), repeat=2):
+            column = Pointer(b + words(cb)[i], kind)
+            store(Pointer(to, kind), j * shape.width + i, load(column, j))
+
+    def tile(
+        a: int, ra: int, ka: int, b: int, lead: int, depth: int, c: int, rc: int, first: Any,
+        columns: int = shape.width,
+    ) -> None:  # fmt: skip
+        right = [Pointer(b + d * lead, kind) for d in range(depth)]
+        totals = []
+        for r in range(shape.rows):
+            left = [load(Pointer(a + words(ra)[r] + words(ka)[d], kind), 0) for d in range(depth)]
+            out = Pointer(c + words(rc)[r], kind)
+            for j in range(columns):
+                total = out.type(0)
+                for x, row in zip(left, right, strict=True):
+                    total = total + x * load(row, j)
+                totals.append((out, j, total if first else load(out, j) + total))
+        for out, j, total in totals:
+            store(out, j, total)
+
+    return turn if what == "turn" else tile
+
+
+def call_with(function: int, chunk: int, *given: int) -> None:
+    table = (ctypes.c_int64 * len(given))(*given)
+    FUNCTIONS[function](table, chunk, 0)
+
+
 def _cast(kind: str) -> Callable[[Any], Any]:
     scalar = np.dtype(CTYPES[kind][1])
 
@@ -210,6 +248,7 @@ HELPERS = (
     peek,
     poke,
     call,
+    call_with,
 )
 NAMES: dict[str, Any] = {
     "np": np, "usz": int, **WRAPPING, **{f.__name__: f for f in HELPERS},

@@ -6,6 +6,7 @@ overlap, so LLVM vectorises without run-time checks. `plain` has the same names 
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-from everyo.compile import intrinsics, math
+from everyo.compile import intrinsics, math, microkernel, tiles
 from everyo.compile.atomics import ATOMICS
 from everyo.compile.blas import BLAS
 from everyo.compile.half import HALF, f16, from_f16
@@ -44,6 +45,10 @@ def scope(text: str) -> dict[str, Any]:
             names[word] = NAMES[word]
         elif word in math.FUNCTIONS:
             names[word] = math.FUNCTIONS[word]
+        else:
+            shape = tiles.named(word)
+            if shape is not None:
+                names[word] = _on_tiles(*shape)
     return names
 
 
@@ -105,6 +110,7 @@ def _store(slot: int) -> Callable[..., Any]:
     return _STORES[slot]
 
 
+_on_tiles = cache(microkernel.function)
 _LOADS: dict[int, Any] = {}
 _STORES: dict[int, Any] = {}
 
@@ -227,6 +233,28 @@ def call(typing: Any, address: Any, pointers: Any, chunk: Any, chunks: Any) -> A
     return types.void(*[types.int64] * 4), codegen
 
 
+@intrinsic
+def call_with(
+    typing: Any, address: Any, chunk: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
+    h: Any, i: Any, j: Any, k: Any,
+) -> Any:  # fmt: skip
+    """Run the kernel at an address with a table of these words, which lies on the stack."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+        word = ir.IntType(64)
+        with builder.goto_entry_block():
+            table = builder.alloca(ir.ArrayType(word, len(args) - 2))
+        zero = ir.Constant(word, 0)
+        for place, value in enumerate(args[2:]):
+            builder.store(value, builder.gep(table, [zero, ir.Constant(word, place)]))
+        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        builder.call(function, [builder.gep(table, [zero, zero]), args[1], zero])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 13), codegen
+
+
 def _gemm(number: ir.Type, integer: ir.Type) -> Callable[..., Any]:
     """cblas_?gemm by address, row-major, alpha 1 and beta 0: (function, turn a, turn b, m, n, k,
     a, lead a, b, lead b, c, lead c)."""
@@ -275,7 +303,7 @@ NAMES: dict[str, Any] = {
     "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
     "pair_total": pair_total, "mulhi": mulhi, "philox": philox, "peek": peek, "poke": poke,
-    "call": call,
+    "call": call, "call_with": call_with,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
     "bits_f32": _bits(types.float32, ir.FloatType()),
     "bits_f64": _bits(types.float64, ir.DoubleType()),

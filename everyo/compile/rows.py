@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import fuse, ir, launches, memory, native, parts, products, program, tape
+from everyo.compile import (
+    fuse,
+    ir,
+    launches,
+    memory,
+    native,
+    parts,
+    products,
+    program,
+    tape,
+    tiled,
+    tiles,
+)
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN
 from everyo.compile.emit import emit
@@ -25,13 +37,16 @@ from everyo.compile.program import KINDS, Kernel
 from everyo.compile.space import (
     Axis,
     Layout,
+    Pairs,
     axes_of,
     chain,
     leaves,
+    single,
     spread,
     strided,
     unify,
 )
+from everyo.compile.tiles import Tile
 
 ROW = 4  # words per row: function, table, chunks, parallel
 COPY_CHUNK = 1 << 16  # elements of a copy or cumsum per chunk
@@ -88,7 +103,11 @@ class Plan:
             if g.kind == "loop":
                 self._loop(step, g)
             elif g.kind == "matmul":
-                self._matmul(g.nodes[0])
+                plan = self.products[step]
+                if isinstance(plan, products.Product):
+                    self._matmul(g.nodes[0], plan)
+                else:
+                    self._tiled(step, g.nodes[0], *plan)
             elif g.kind == "assemble":
                 self._assemble(g.nodes[0])
             elif g.kind == "tape":
@@ -145,7 +164,10 @@ class Plan:
         direct = self.homes.direct
         self.lowered: dict[int, Kernel] = {}
         self.written: dict[int, tape.Tape] = {}
+        self.products: dict[int, products.Product | tuple[products.Tiled, Tile]] = {}
         for step, g in enumerate(self.schedule.groups):
+            if g.kind == "matmul":
+                self.products[step] = self._product(g.nodes[0])
             if g.kind == "loop":
                 self.lowered[step] = kernel = lower(g, self.layout, direct)
                 if self.checked:
@@ -163,6 +185,10 @@ class Plan:
                     requests.append(memory.Request((step, i), size, step, step))
             if g.kind == "tape":
                 size = tape.SLOT * self.written[step].slots
+                requests.append(memory.Request((step, 0), size, step, step))
+            plan = self.products.get(step)
+            if isinstance(plan, tuple) and plan[0].lead is None:
+                size = plan[0].chunks(plan[1]) * tiles.packed(plan[1], g.nodes[0].dtype.itemsize)
                 requests.append(memory.Request((step, 0), size, step, step))
             if g.kind == "argsort":
                 n = g.nodes[0]
@@ -243,8 +269,59 @@ class Plan:
         table = np.array([words.ctypes.data, len(words), start], np.int64)
         self._row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
 
-    def _matmul(self, n: Node) -> None:
-        p = products.product(n, self.layout)
+    def _product(self, n: Node) -> products.Product | tuple[products.Tiled, Tile]:
+        """A matmul by BLAS, or by our own kernel: where there is no BLAS, where BLAS cannot read
+        the operands, and where it takes longer to call it."""
+        t = products.tiled(n, self.layout)
+        p = products.joint(n, self.layout) if self.blas is not None else None
+        if p is not None and (t is None or not t.quick):
+            return p
+        if t is None:
+            raise IRError(f"matmul without a plan: {n}")
+        return t, tiles.tile(t.m, t.n, t.k, n.dtype.itemsize)
+
+    def _tiled(self, step: int, n: Node, p: products.Tiled, shape: Tile) -> None:
+        item = n.dtype.itemsize
+        t = np.zeros(tiled.SIZE, np.int64)
+        t[[tiled.M, tiled.N, tiled.K]] = p.m, p.n, p.k
+        for at, x in ((tiled.A, p.a), (tiled.B, p.b), (tiled.C, p.c)):
+            self._address(t, at, x.base, item * x.offset)
+        for at, pairs, unit in (
+            (tiled.ROWS_A, p.a.rows, shape.rows), (tiled.COLUMNS_A, p.a.columns, 1),
+            (tiled.ROWS_B, p.b.rows, 1), (tiled.COLUMNS_B, p.b.columns, 1),
+            (tiled.ROWS_C, p.c.rows, shape.rows),
+        ):  # fmt: skip
+            t[at] = self._places(pairs, item, unit)
+        for i, (size, strides) in enumerate(p.loops):
+            t[tiled.OUTER + i] = size
+            batch = (tiled.BATCH_A, tiled.BATCH_B, tiled.BATCH_C)
+            for at, stride in zip(batch, strides, strict=True):
+                t[at + i] = item * stride
+        if p.lead is None:
+            t[tiled.PACK] = self.base + self.offsets[step, 0]
+            t[tiled.PACK_STEP] = tiles.packed(shape, item)
+            t[tiled.TURN_B] = single(p.b.rows) == 1
+        else:
+            t[tiled.LEAD_B] = item * p.lead
+        t[tiled.BY_COLUMNS] = p.by_columns
+        nodes = [p.a.base, p.b.base, n]
+        name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
+        t[tiled.PANEL] = self.code.address(tiled.panel(n, shape), self.keep)
+        t[[tiled.HEIGHT, tiled.WIDTH, tiled.LANES]] = shape.rows, shape.width, shape.lanes
+        t[[tiled.SHARED, tiled.DEEP]] = tiles.BLOCK * shape.rows, tiles.DEPTH
+        work = p.flops * FLOP_NS
+        self._row(name, tiled.text(n), t, p.chunks(shape), work, nodes, p.flops)
+
+    def _places(self, pairs: Pairs, item: int, unit: int) -> int:
+        """The address of a table of places in bytes, filled up to a multiple of `unit`."""
+        places = products.places(pairs) * item
+        table = np.pad(places, (0, -len(places) % unit), mode="edge")
+        self.tables.append(table)
+        return table.ctypes.data
+
+    def _matmul(self, n: Node, p: products.Product) -> None:
+        if self.blas is None:
+            raise IRError(f"no BLAS for {n}")
         item = n.dtype.itemsize
         t = np.zeros(native.PRODUCT_SIZE, np.int64)
         t[[native.M, native.N, native.K]] = p.m, p.n, p.k
@@ -261,9 +338,8 @@ class Plan:
         t[[native.ROW_A, native.COLUMN_B]] = item * p.a.steps[0], item * p.b.steps[1]
         t[[native.ROW_C, native.COLUMN_C]] = item * p.c.lead, item
         t[[native.BY_COLUMNS, native.UNIT]] = p.n > p.m, products.SLICE_UNIT
-        text = native.OWN_PRODUCT
-        if self.blas is not None:
-            text, t[native.BLAS] = native.BLAS_PRODUCT, self.blas.addresses[n.dtype]
+        t[native.BLAS] = self.blas.addresses[n.dtype]
+        text = native.BLAS_PRODUCT
         name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
         work = p.flops * FLOP_NS
         nodes = [p.a.base, p.b.base, n]

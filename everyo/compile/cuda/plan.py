@@ -75,7 +75,7 @@ class Plan:
     arrays."""
 
     def __init__(self, graph: Graph, vector: bool = True) -> None:
-        self.schedule = fuse.fuse(graph, tapes=False)
+        self.schedule = fuse.fuse(graph, tapes=False, anywhere=False)
         self.legal = self.schedule.legal
         self.homes = memory.homes(self.schedule)
         self.runs = launches.runs(self.schedule, self.homes)
