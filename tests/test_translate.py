@@ -104,8 +104,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_language_means_what_numba_says(name):
     text = TEXTS[name]
-    made, module = code.compiled(text)[1], code.compiled(text)[0]
-    address, memory = code._link(made) or code._linked_by_llvm(module, made.symbol)
+    address, memory = code._native(text, False)
     theirs, kept = by_numba(text)
     for inputs in (INTEGERS, [1], [5, 4]):
         got = results(address, inputs, len(inputs), np.int64)
@@ -130,6 +129,19 @@ def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
     theirs = list(finals())
     assert len(code.NATIVE.known) > 10
     assert ours == theirs
+
+
+def test_llvm_links_where_our_linker_does_not():
+    """On macOS, on Windows, and for whatever relocation is new."""
+    for name in ("arithmetic", "halves", "while and break"):
+        text = TEXTS[name] + "    # by LLVM\n"
+        module, made = code.compiled(text)
+        address, engine = code._linked_by_llvm(module, made.symbol)
+        ours, memory = code._native(TEXTS[name], False)
+        inputs = len(INTEGERS)
+        got, want = (results(a, INTEGERS, inputs, np.int64).tolist() for a in (address, ours))
+        assert got == want
+        assert engine is not None and memory is not None
 
 
 WRONG = {
