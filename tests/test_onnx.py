@@ -128,6 +128,30 @@ def test_feed_forward_models_trace_too(name, tmp_path):
     check(model, path, x)
 
 
+CONVOLUTIONS = {
+    "valid": (lambda: nn.Conv2D(3, 4, (3, 2)), (2, 6, 5, 3)),
+    "same": (lambda: nn.Conv2D(3, 4, 3, padding="same", stride=2), (2, 7, 6, 3)),
+    "groups": (lambda: nn.Conv2D(4, 6, 3, padding=(1, (2, 0)), groups=2), (2, 6, 6, 4)),
+    "depthwise": (lambda: nn.Conv2D(3, 3, 3, padding="same", groups=3), (1, 5, 5, 3)),
+    "dilation": (lambda: nn.Conv2D(2, 3, 2, dilation=(2, 3), stride=(1, 2)), (2, 8, 9, 2)),
+    "one cell": (lambda: nn.Conv2D(3, 5, 1), (2, 4, 4, 3)),
+    "sequences": (lambda: nn.Conv1D(3, 4, 3, padding=(2, 0)), (2, 9, 3)),
+    "what is left over": (lambda: nn.Conv2D(2, 2, 2, stride=3), (2, 7, 6, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_is_one_operator(name, tmp_path):
+    import onnx
+
+    layer, shape = CONVOLUTIONS[name]
+    model = nn.Sequential(layer()).eval()
+    path = eo.export_onnx(model, tmp_path / "m", input_shape=(None, *shape[1:]))
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds.count("Conv") == 1 and not {"MatMul", "Gather", "Pad"} & set(kinds)
+    check(model, path, floats(*shape), rtol=1e-5)
+
+
 class Tuple(eo.Module):
     def __init__(self):
         super().__init__()

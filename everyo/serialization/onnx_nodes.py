@@ -17,6 +17,7 @@ from everyo.compile.interpret import evaluate
 from everyo.exceptions import EveryOSerializationError
 from everyo.serialization.onnx_graph import ONE, ModelGraph, Size, Sizes, Value
 from everyo.serialization.onnx_scalars import Scalars
+from everyo.serialization.onnx_windows import convolution, convolved
 
 LEAST = np.iinfo(np.int64).min  # as the end of a backward slice: up to the first element
 AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMin": 18, "ReduceProd": 18}  # since opset
@@ -229,6 +230,10 @@ class Emitter:
         for ref, i in zip(args, v.inputs, strict=True):
             full = self.graph.values[i].shape
             names.append(self._whole(ref, (*ref.shape[:-2], *full[-2:])))
+        found = convolution(self.graph.values, self.refs, v)
+        if found is not None and len(args[1].shape) == len(v.shape):
+            image = self._whole(self.refs[found.image], self.graph.values[found.image].shape)
+            return Ref(convolved(self, image, names[1], found, v), v.shape)
         batch = _broadcast([ref.shape[:-2] for ref in args])
         return Ref(self("MatMul", *names), (*batch, *v.shape[-2:]))
 
