@@ -113,15 +113,22 @@ def test_the_language_means_what_numba_says(name):
     assert memory is not None and kept is not None
 
 
+def bits(a):
+    """The bits of an array, all NaN alike: nobody promises which one an operation gives."""
+    if a.dtype.kind == "f":
+        a = np.where(np.isnan(a), a.dtype.type(np.nan), a)
+    return a.tobytes()
+
+
 @pytest.mark.parametrize("mood", ["exact", "odd"])
 def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
     """Whatever the printers write: random programs, both ways."""
-    cases = [random_graph(seed, 10, mood) for seed in range(6)]
+    cases = [random_graph(seed, 8, mood) for seed in range(4)]
 
     def finals():
         for graph, given in cases:
             arrays = [cpu.like(a) for a in given]  # programs may write into them
-            yield [a.tobytes() for a in (*cpu.Program(graph)(arrays), *arrays)]
+            yield [bits(a) for a in (*cpu.Program(graph)(arrays), *arrays)]
 
     ours = list(finals())
     monkeypatch.setattr(code.NATIVE, "known", {})
