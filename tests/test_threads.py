@@ -12,7 +12,7 @@ import pytest
 from ir_builder import Builder
 
 import everyo as eo
-from everyo.compile import blas, cpu, interpret, pool, rows
+from everyo.compile import blas, cpu, interpret, pool, products, rows
 from everyo.compile.ir import F32, F64, I64
 
 COUNTS = (1, 2, 3, 4)
@@ -89,9 +89,12 @@ def bits(program, arrays, count):
     return [out.tobytes() for out in program(arrays)]
 
 
+@pytest.mark.parametrize("processors", [2, 8])
 @pytest.mark.parametrize("make", PROGRAMS)
-def test_the_number_of_threads_changes_no_bit(make, monkeypatch):
+def test_the_number_of_threads_changes_no_bit(make, processors, monkeypatch):
     monkeypatch.setattr(rows, "PARALLEL_NS", 0)
+    monkeypatch.setattr(products, "PROCESSORS", processors)
+    monkeypatch.setattr(products, "MANY_FLOPS", 1e5)
     b = Builder()
     graph = b.graph(*make(b))
     arrays = [values(*n.shape, dtype=n.dtype, seed=i) for i, n in enumerate(graph.inputs)]

@@ -231,11 +231,15 @@ class _Threads:
             pool.join(1.0)
 
 
-def _default() -> int:
-    """The processors this process may use, or fewer if NUMBA_NUM_THREADS or OMP_NUM_THREADS say
-    so."""
+def processors() -> int:
+    """The processors this process may use, MOST at most."""
     affinity = getattr(os, "sched_getaffinity", None)
-    count = min(MOST, len(affinity(0)) if affinity else os.cpu_count() or 1, _quota())
+    return min(MOST, len(affinity(0)) if affinity else os.cpu_count() or 1, _quota())
+
+
+def _default() -> int:
+    """The processors, or fewer if NUMBA_NUM_THREADS or OMP_NUM_THREADS say so."""
+    count = processors()
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         given = os.environ.get(name, "").split(",")[0].strip()
         if given.isdigit() and int(given) > 0:

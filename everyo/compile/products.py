@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everyo.compile import tiles
+from everyo.compile import pool, tiles
 from everyo.compile.ir import IRError, Node
 from everyo.compile.space import (
     Axis,
@@ -31,6 +31,9 @@ from everyo.compile.tiles import Tile
 BATCH_LOOPS = 2
 SLICE_FLOPS = 1e6  # a product is cut in two from here on
 SLICE_UNIT = 16
+FEW_SLICES = 2
+MANY_FLOPS = 8e6  # of a slice, where there are more than two: each packs the shared operand anew
+PROCESSORS = pool.processors()  # not the threads in use, on which no bit depends
 BATCH_CHUNKS = 16
 ROWS_TO_PACK = 8  # a packed panel should be used by as many rows
 CHUNK_FLOPS = 2e5  # of a chunk of our own products, at least
@@ -79,11 +82,13 @@ class Product:
 
     @property
     def chunks(self) -> int:
-        """Depends on shapes only: slices of the longer side, or batches."""
+        """Slices of the longer side, or batches: a matter of shapes and the machine."""
         if self.batches > 1:
             return min(self.batches, BATCH_CHUNKS)
-        slices = self.flops > SLICE_FLOPS and max(self.m, self.n) >= 4 * SLICE_UNIT
-        return 2 if slices else 1
+        units = max(self.m, self.n) // SLICE_UNIT
+        if self.flops <= SLICE_FLOPS or units < 2 * FEW_SLICES:
+            return 1
+        return max(FEW_SLICES, min(PROCESSORS, units // 2, int(self.flops / MANY_FLOPS)))
 
 
 def matrix(dims: Dims, shape: tuple[int, ...], base: Node, offset: int) -> Matrix | None:
