@@ -143,15 +143,17 @@ class _Partition:
         self.checked = set(walk(c.bad for c in graph.checks))  # what the checks need
         self.forced = {chain(r)[0] for r in graph.roots if r.size}  # what must lie in memory
         self.writes = {chain(v)[0] for _, v in graph.writes}
-        order = walk(graph.roots)
-        self.compute = [n for n in order if n.size and n.op not in VIEWS and n.op not in LEAVES]
+        self.compute = [
+            n for n in graph.order if n.size and n.op not in VIEWS and n.op not in LEAVES
+        ]
         self.tapes = tape.partition(self.compute, self.checked) if tapes else {}
-        self.compute.sort(key=lambda n: n.index)
         self.users: dict[Node, set[Node]] = {}  # readers, but for those on the value's own tape
         self.edges: list[tuple[Node, Node]] = []
         for n in self.compute:
+            mine = self.tapes.get(n)
             for i, o in enumerate(n.inputs):
-                self._edge(n, o, n.op == "take" and i == 0)
+                if mine is None or self.tapes.get(o) != mine:
+                    self._edge(n, o, n.op == "take" and i == 0)
         self.edges.sort(key=lambda e: (-e[0].nbytes, e[0].index, e[1].index))
         first: dict[tuple[int, bool], int] = {}  # tape -> its group
         group = {

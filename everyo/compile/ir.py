@@ -9,6 +9,8 @@ no pass ever asks how two shapes combine. Every walk uses an explicit stack.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,11 @@ class Graph:
     @property
     def roots(self) -> tuple[Node, ...]:
         return (*self.outputs, *(v for _, v in self.writes), *(c.bad for c in self.checks))
+
+    @cached_property
+    def order(self) -> list[Node]:
+        """The inputs and every node that is used, as they were traced: operands first."""
+        return sorted({*self.inputs, *walk(self.roots)}, key=attrgetter("index"))
 
     def __str__(self) -> str:
         return show(self)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from everyo.compile import parts, passes
 from everyo.compile.ir import (
+    F16,
     LEAVES,
     OPAQUE,
+    POINTWISE,
     REDUCTIONS,
     VIEWS,
     Check,
@@ -19,7 +21,6 @@ from everyo.compile.ir import (
     IRError,
     Node,
     Table,
-    walk,
 )
 from everyo.compile.parts import Part
 from everyo.compile.products import missing_copies, planned
@@ -62,24 +63,26 @@ class Legal:
 
 def legalize(graph: Graph, anywhere: bool = True) -> Legal:
     """Insert copies until none is missing; a copy can change the best storage orders and so on."""
-    graph = passes.rewrite(graph, widened, sized)
-    graph = replace(graph, writes=tuple((t, v) for t, v in graph.writes if t.size))
+    halves = any(n.dtype == F16 for n in graph.order)
+    sizes = any(not n.size or n.op in REDUCTIONS for n in graph.order)
+    graph = passes.rewrite(graph, *[widened] * halves, *[sized] * sizes)
+    if not all(t.size for t, _ in graph.writes):
+        graph = replace(graph, writes=tuple((t, v) for t, v in graph.writes if t.size))
     for turn in range(ROUNDS):
-        order = walk(graph.roots)
-        orders = storage_orders(graph, order) if turn < ORDERED_ROUNDS else {}
+        orders = storage_orders(graph) if turn < ORDERED_ROUNDS else {}
         legal = Legal(graph, orders, anywhere)
-        needs = {n: _needs(n, legal) for n in order if _computed(n)}
+        needs = {n: _needs(n, legal) for n in graph.order if _computed(n)}
         needs = {n: need for n, need in needs.items() if any(need)}
         if needs:
             graph = _with_copies(graph, needs, legal)
         settled = _settle(graph, legal)
         if not needs and settled.roots == graph.roots:
-            return _with_parts(legal, order)
+            return _with_parts(legal)
         graph = settled
     raise IRError(f"legalize does not settle: {graph}")
 
 
-def _with_parts(legal: Legal, order: list[Node]) -> Legal:
+def _with_parts(legal: Legal) -> Legal:
     """With the values that can be made as pieces of others."""
 
     def accepts(n: Node) -> bool:
@@ -88,16 +91,16 @@ def _with_parts(legal: Legal, order: list[Node]) -> Legal:
             return False
         return not any(_needs(n, legal))
 
-    parts.find(order, legal.graph, legal.layout, legal.parts, accepts)
+    parts.find(legal.graph, legal.layout, legal.parts, accepts)
     return legal
 
 
-def storage_orders(graph: Graph, order: list[Node]) -> dict[Node, tuple[int, ...]]:
+def storage_orders(graph: Graph) -> dict[Node, tuple[int, ...]]:
     """Products and assembled arrays that are seen transposed alike by all are stored that way."""
     wanted: dict[Node, set[tuple[int, ...]]] = {}
-    if not any(n.op in TURNED for n in order):
+    if not any(n.op in TURNED for n in graph.order):
         return {}
-    for n in order:
+    for n in graph.order:
         for o in n.inputs if n.op not in VIEWS else ():
             base, views = chain(o)
             if base.op in TURNED:
@@ -138,7 +141,9 @@ def sized(n: Node, make: Make) -> Node | None:
 
 
 def _needs(n: Node, legal: Legal) -> list[bool]:
-    """Which operands of n need a copy."""
+    """Which operands of n need a copy; empty if none has views."""
+    if n.op in POINTWISE and n.op != "take" and not any(o.op in VIEWS for o in n.inputs):
+        return []
     if n.op == "matmul":
         return missing_copies(n, legal.layout, legal.anywhere)
     if n.op == "assemble":
@@ -165,7 +170,7 @@ def _flat(o: Node, legal: Legal) -> bool:
 def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> Graph:
     """The graph with copies of the operands that need one."""
     table, new = Table(), dict[Node, Node]()
-    for n in passes.in_order(graph):
+    for n in graph.order:
         inputs = [new[i] for i in n.inputs]
         for k, wanted in enumerate(needs.get(n, ())):
             if wanted and n.op in OPAQUE:

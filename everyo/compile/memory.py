@@ -9,6 +9,8 @@ from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from everyo.compile.fuse import Schedule
 from everyo.compile.ir import Graph, Node
 from everyo.compile.legalize import Legal
@@ -146,17 +148,20 @@ def in_runs(requests: Iterable[Request], runs: "Runs") -> Iterator[Request]:
 
 def place(requests: Iterable[Request]) -> tuple[dict[Hashable, int], int]:
     """Offsets and the bytes of the whole arena: largest first, lowest free offset."""
-    taken: list[tuple[int, int, int, int]] = []
+    order = sorted(requests, key=lambda r: -r.size)
+    taken = np.empty((4, len(order)), np.int64)  # begin, end, first, last, by rising begin
     offsets: dict[Hashable, int] = {}
     total = 0
-    for r in sorted(requests, key=lambda r: -r.size):
+    for count, r in enumerate(order):
         size = -(-max(r.size, 1) // ALIGN) * ALIGN
-        at = 0
-        for begin, end in sorted(t[:2] for t in taken if t[2] <= r.last and r.first <= t[3]):
-            if at + size <= begin:
-                break
-            at = max(at, end)
-        taken.append((at, at + size, r.first, r.last))
+        begin, end, first, last = taken[:, :count]
+        alive = (first <= r.last) & (r.first <= last)
+        free = np.maximum.accumulate(np.concatenate(([0], end[alive])))  # before each, and at last
+        fits = np.flatnonzero(begin[alive] - free[:-1] >= size)
+        at = int(free[fits[0]] if fits.size else free[-1])
+        k = int(np.searchsorted(begin, at, "right"))
+        taken[:, k + 1 : count + 1] = taken[:, k:count].copy()
+        taken[:, k] = at, at + size, r.first, r.last
         offsets[r.name] = at
         total = max(total, at + size)
     return offsets, total

@@ -27,25 +27,24 @@ class Part:
 
 
 def find(
-    order: Iterable[Node], graph: Graph, layout: Layout, parts: dict[Node, Part],
-    accepts: Callable[[Node], bool],
+    graph: Graph, layout: Layout, parts: dict[Node, Part], accepts: Callable[[Node], bool]
 ) -> None:  # fmt: skip
     """Add to `parts`, which `layout` knows, every piece that can lie in its place.
 
     `accepts` says whether a node can read its operands and write its value as they lie.
     """
-    order = list(order)
-    if not any(n.op == "assemble" for n in order):
+    written = {chain(v)[0] for _, v in graph.writes}
+    wholes = [
+        n for n in reversed(graph.order) if n.op == "assemble" and n not in written and covered(n)
+    ]
+    if not wholes:
         return
     readers: dict[Node, set[Node]] = {}
-    for n in order:
+    for n in graph.order:
         for o in n.inputs if n.op not in VIEWS else ():
             readers.setdefault(chain(o)[0], set()).add(n)
     apart = {chain(r)[0] for r in graph.roots}  # results lie in arrays of their own
-    written = {chain(v)[0] for _, v in graph.writes}
-    for whole in reversed(order):
-        if whole.op != "assemble" or whole in written or not covered(whole):
-            continue
+    for whole in wholes:
         for v, part in _pieces(whole, layout, parts):
             if v in parts or v in apart or v.op in LEAVES or not _worth_it(v, part):
                 continue

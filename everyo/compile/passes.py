@@ -34,8 +34,10 @@ def simplify(graph: Graph) -> Graph:
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
     """`graph` rebuilt with the rules applied to each node until none of them does; the graph
     itself if there is nothing to do."""
+    if not rules:
+        return graph
     of_op = {op: [r for r in rules if op in RULES.get(r, ir.OPS)] for op in ir.OPS}
-    order = in_order(graph)
+    order = graph.order
     scratch = ir.Table().make
     if not any(rule(n, scratch) is not None for n in order for rule in of_op[n.op]):
         return graph
@@ -109,7 +111,7 @@ def lift_slices(graph: Graph) -> Graph:
             parts[node, box] = table.make("slice", new[node], **dict(box))
         return parts[node, box]
 
-    for node in in_order(graph):
+    for node in graph.order:
         if node in boxes:
             for box in boxes[node]:
                 if node.op == "slice":
@@ -138,15 +140,17 @@ def nested(inner: Box, outer: Box) -> Box:
 def wanted_boxes(graph: Graph) -> dict[Node, Iterable[Box]]:
     """Slices and pointwise nodes that are only read in slices, and these; together not more
     elements than the node has. Empty if no slice can move."""
+    if not any(n.op == "slice" and _moves(n.inputs[0]) for n in graph.order):
+        return {}
     wanted: dict[Node, dict[Box, None] | None] = {}  # in order; None: the whole
     wanted.update((root, None) for root in graph.roots)
     found: dict[Node, Iterable[Box]] = {}
-    for node in reversed(in_order(graph)):
+    for node in reversed(graph.order):
         boxes = wanted.get(node)
         below: Iterable[Box] | None = None
         if node.op == "slice":
             below = [nested(node.params, box) for box in boxes or ()] or [node.params]
-        elif boxes and node.op in ir.POINTWISE and node.op != "take":
+        elif boxes and _moves(node):
             count = sum(math.prod(dict(box)["sizes"]) for box in boxes)
             below = boxes if count <= node.size else None
         if boxes and below:
@@ -160,9 +164,9 @@ def wanted_boxes(graph: Graph) -> dict[Node, Iterable[Box]]:
     return found
 
 
-def in_order(graph: Graph) -> list[Node]:
-    """The inputs and every node that is used, as they were traced."""
-    return sorted({*graph.inputs, *ir.walk(graph.roots)}, key=lambda n: n.index)
+def _moves(node: Node) -> bool:
+    """Whether a slice of a node can be taken of its operands instead."""
+    return node.op == "slice" or (node.op in ir.POINTWISE and node.op != "take")
 
 
 PIPELINE: tuple[Pass, ...] = (simplify, lift_slices)

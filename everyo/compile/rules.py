@@ -135,8 +135,9 @@ def fold(node: Node, make: Make) -> Node | None:
 
 def narrow(node: Node, make: Make) -> Node | None:
     """A pointwise op on repeated elements is computed once, and its result repeated."""
-    if any(i.op != "broadcast" for i in node.inputs):
-        return None
+    for i in node.inputs:
+        if i.op != "broadcast":
+            return None
     big = [a for a, n in enumerate(node.shape) if n != 1]
     wide = [a for a in big if all(repeats(i, a) for i in node.inputs)]
     if not wide:

@@ -36,7 +36,7 @@ def exchange(trace: Any, flat: Any, number: int) -> Any:
 
 def has_exchanges(graph: Graph) -> bool:
     """Whether a graph needs stages."""
-    return any(n.op == "exchange" for n in walk(graph.roots))
+    return any(n.op == "exchange" for n in graph.order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -177,10 +177,10 @@ def runs(operands: dict[Node, list]) -> list[tuple[Kind, list[Node]]]:
         if not waits[n]:
             line.append(n)
     out: list[tuple[Kind, list[Node]]] = []
-    left = len(operands)
+    lines, left = list(ready.values()), len(operands)
     while left:
-        kind = max(ready, key=lambda k: len(ready[k]))
-        line, run = ready[kind], []
+        line = max(lines, key=len)
+        run: list[Node] = []
         while line:
             n = line.popleft()
             run.append(n)
@@ -188,7 +188,7 @@ def runs(operands: dict[Node, list]) -> list[tuple[Kind, list[Node]]]:
                 waits[reader] -= 1
                 if not waits[reader]:
                     ready[kinds[reader]].append(reader)
-        out.append((kind, run))
+        out.append((kinds[run[0]], run))
         left -= len(run)
     return out
 
