@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir_builder import Builder
 
+import everyo as eo
 from everyo.compile import cpu, fuse, ir, legalize, memory, space
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import F32, I64
@@ -295,3 +296,22 @@ def test_an_arena_is_shared_by_values_that_die():
     for _ in range(10):
         x = b.make("matmul", x, x)
     assert cpu.Program(b.graph(x), jit=False).arena_bytes <= 2 * 64 * 64 * 4
+
+
+def test_numbers_that_one_kernel_reads_are_made_by_one_kernel():
+    model = eo.Sequential(eo.Linear(8, 16), eo.Tanh(), eo.Linear(16, 4))
+    optimizer = eo.Adam(model.parameters())
+
+    @eo.compile
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step.warmup(eo.tensor(np.ones((8, 8), np.float32)))
+    groups = step.explain().schedule.groups
+    numbers = [g for g in groups if g.kind == "loop" and all(n.size == 1 for n in g.nodes)]
+    assert sum("power" in str(g) for g in numbers) == 1
+    assert len([g for g in numbers if "cast" in str(g)]) == 1

@@ -201,6 +201,19 @@ class _Partition:
                 changed |= self._join(self.group[a], self.group[b])
             for a, b in pairs:
                 changed |= self._join(self.group[a], self.group[b], sibling=True)
+        self._gather_scalars()
+
+    def _gather_scalars(self) -> None:
+        """The single numbers that a group reads are made by one group as far as possible: the
+        kernel of a number is all overhead."""
+        for g in [g for g, nodes in self.members.items() if nodes[0] not in self.tapes]:
+            bases = (chain(o)[0] for n in self.members.get(g, ()) for o in n.inputs)
+            numbers = dict.fromkeys(b for b in bases if b.size == 1 and self.group.get(b, g) != g)
+            plain = [
+                b for b in numbers if b not in self.tapes and self.plain[self.group[b]] == b.shape
+            ]
+            for b in plain[1:]:
+                self._join(self.group[plain[0]], self.group[b])
 
     def _join(self, a: int, b: int, sibling: bool = False) -> bool:
         key = (a, b, len(self.members[a]), len(self.members[b]))
