@@ -5,19 +5,30 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.namespace import NUMPY, TENSORS
 from everyo.core.op import Sample, apply, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
-from everyo.ops.windows import Windows, looked_back, pair_of, taps, windows_of
+from everyo.ops.windows import Windows, looked_back, pair_of, put_back, taps, windows_of
 
 NOWHERE = -1  # the tap of a window that has no maximum, being NaN
 
 
 def _first_of_the_largest(xp, g, y, x, w):
     """The gradient goes to the first tap, in window order, that holds the maximum."""
-    first = None
-    for t, seen in reversed([*enumerate(taps(xp, x, w, lowest(x)))]):
-        first = xp.where(xp.equal(seen, y), t, NOWHERE if first is None else first)
+    seen = taps(xp, x, w, lowest(x))
+    if xp is NUMPY or xp is TENSORS:
+        pieces, taken = [], None
+        for one in seen:
+            hit = mine = xp.equal(one, y)
+            if taken is not None:
+                mine = xp.logical_and(hit, xp.logical_not(taken))
+            taken = hit if taken is None else xp.logical_or(taken, hit)
+            pieces.append(xp.where(mine, g, 0.0))
+        return put_back(xp, pieces, tuple(x.shape), w)
+    first = NOWHERE
+    for t, one in reversed([*enumerate(seen)]):
+        first = xp.where(xp.equal(one, y), t, first)
     return looked_back(
         xp, [(g, 0.0), (first, NOWHERE)], lambda tap, g, first: xp.where(
             xp.equal(first, tap), g, 0.0), tuple(x.shape), w)  # fmt: skip

@@ -217,7 +217,7 @@ def looked_back(
     Where windows do not overlap, the image is one map over all its cells; elsewhere it is one sum
     per phase. `put_back` adds the same up by taps.
     """
-    if xp in (NUMPY, TENSORS):
+    if xp is NUMPY or xp is TENSORS:
         values = [a for a, _ in given]
         pieces = [piece(t, *values) for t in range(w.window[0] * w.window[1])]
         return put_back(xp, pieces, shape, w)
