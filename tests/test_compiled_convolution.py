@@ -182,3 +182,16 @@ def test_a_step_has_as_many_rows_for_large_kernels_as_for_small_ones(stride: int
         )
         rows.append(len(step.explain(x, k).rows))
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_windows_are_read_where_they_lie(dtype: str) -> None:
+    """No row stores more than the padded image has."""
+    shapes = ((2, 12, 12, 4), (5, 5, 4, 4))
+    x, k = (eo.full(s, 0.03, dtype=dtype) for s in shapes)
+    step = eo.compile(eo.grad(lambda a, b: (eo.conv2d(a, b, padding=2) ** 2).sum(), (0, 1)))
+    shapes = [s for row in step.explain(x, k).rows for s in row.shapes]
+    assert max(np.prod(s) for s in shapes) <= 2 * 16 * 16 * 4
+    got, want = step(x, k), eo.grad(
+        lambda a, b: (eo.conv2d(a, b, padding=2) ** 2).sum(), (0, 1))(x, k)  # fmt: skip
+    close(got, want, dtype, dtype)

@@ -26,6 +26,25 @@ def widened(node: Node, make: Any) -> Node | None:
         return None
     if not computes_halves(node):
         return None
-    wide = [make("cast", i, dtype=F32) if i.dtype == F16 else i for i in node.inputs]
+    cast = _below_windows if node.op == "matmul" else _cast
+    wide = [cast(i, make) if i.dtype == F16 else i for i in node.inputs]
     out = make(node.op, *wide, **dict(node.params))
     return make("cast", out, dtype=F16) if node.dtype == F16 else out
+
+
+def _cast(x: Node, make: Any) -> Node:
+    return make("cast", x, dtype=F32)
+
+
+def _below_windows(x: Node, make: Any) -> Node:
+    """A cast of what windows show, not of every window: products read windows where they lie."""
+    views = []
+    while x.op in VIEWS:
+        views.append(x)
+        x = x.inputs[0]
+    while views and not any(v.op == "window" for v in views):
+        x = views.pop()
+    x = _cast(x, make)
+    for view in reversed(views):
+        x = make(view.op, x, **dict(view.params))
+    return x
