@@ -172,7 +172,10 @@ def card(
         if isinstance(b, tuple):
             points.append((points[-1][0], height))
         drawing.append(curve(points, 'class="edge"', text))
-    drawing.append(f'<text class="small" x="8" y="14">{escape(title)}</text>' if boxed else "")
+    if boxed:
+        around = f'stroke="{colour(number, 0.6, 0.95)}" stroke-width="4" stroke-linejoin="round"'
+        for halo in (around, ""):  # edges may pass behind the title
+            drawing.append(f'<text class="small" x="8" y="14" {halo}>{escape(title)}</text>')
     for n in (*sources, *nodes):
         kind = "source" if n in sources else "leaves" if n in marks else "node"
         drawing.append(
