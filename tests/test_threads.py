@@ -343,6 +343,30 @@ def test_workers_do_not_go_home_while_a_program_runs():
     workers.join(1.0)
 
 
+def test_a_worker_that_is_about_to_sleep_sees_that_it_is_wanted():
+    """A call that begins while it is on the way from its word to its bed does not miss it."""
+    workers = pool.Pool(2)
+    assert wait(lambda: workers.idle)
+    looks, leave = threading.Semaphore(0), threading.Semaphore(0)
+
+    def native(*_):
+        looks.release()
+        leave.acquire()
+
+    workers._native = native
+    workers.wake()
+    assert looks.acquire(timeout=10)
+    workers.begin()  # it is not asleep yet, so nobody can wake it
+    leave.release()
+    assert looks.acquire(timeout=10)
+    workers.end()
+    leave.release()
+    assert wait(lambda: workers.idle)
+    workers._words[pool.STOP // 8] = 1
+    leave.release()
+    workers.join(10.0)
+
+
 def test_a_program_says_that_it_runs_and_that_it_does_no_more():
     b = Builder()
     x = b.input((300_000,))

@@ -90,14 +90,16 @@ class Program:
     def execute(self) -> int:
         """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""
         pool = THREADS.get() if self._shared else None
-        if pool is None:
-            self._control.pool[0] = 0
-        else:
-            self._control.pool[0] = pool.address
-            if self._plan.shared_ns > WAKE_NS:
-                pool.wake()
-        with self._blas:
-            self._execute(self._control.address, 0, 1)
+        self._control.pool[0] = 0 if pool is None else pool.address
+        wakes = pool is not None and self._plan.shared_ns > WAKE_NS
+        if pool is not None and wakes:
+            pool.begin()
+        try:
+            with self._blas:
+                self._execute(self._control.address, 0, 1)
+        finally:
+            if pool is not None and wakes:
+                pool.end()
         return self._control.status[0]
 
     def alone(self) -> tuple[Callable[[int, int, int], None], int, Any] | None:

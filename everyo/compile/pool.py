@@ -103,6 +103,7 @@ class Pool:
         self._words[NAP // 8], self._words[NAP_TIME // 8] = _nap_address()
         self._words[LOOKS // 8] = self._looks()
         self._asleep: list[Any] = []  # the locks that sleeping workers wait for
+        self._calls: list[None] = []  # one per program that wants them awake
         self._workers: list[threading.Thread] = []
         for i in range(threads - 1):
             worker = threading.Thread(target=self._work, name=f"everyo-{i + 1}", daemon=True)
@@ -112,8 +113,17 @@ class Pool:
                 break
             self._workers.append(worker)
 
+    def begin(self) -> None:
+        """Keep the workers at their word until `end`. One that is just leaving it sees the call
+        before it sleeps, or is seen asleep."""
+        self._calls.append(None)
+        self.wake()
+
+    def end(self) -> None:
+        self._calls.pop()
+
     def wake(self) -> None:
-        """See that the workers are at their word."""
+        """Send the workers that sleep back to their word."""
         while self._asleep:
             try:
                 self._asleep.pop().release()
@@ -158,9 +168,14 @@ class Pool:
         gate.acquire()
         while not self._words[STOP // 8]:
             self._native(self._argument.ctypes.data, 0, 1)
-            self._asleep.append(gate)  # before the last look at STOP: `close` sees one or the other
-            if not self._words[STOP // 8]:
-                gate.acquire()
+            self._asleep.append(gate)  # before the last look: who wants it sees one or the other
+            if self._words[STOP // 8] or self._calls:
+                try:
+                    self._asleep.remove(gate)
+                    continue
+                except ValueError:  # somebody is about to release it
+                    pass
+            gate.acquire()
 
 
 def _yield_address() -> int:
