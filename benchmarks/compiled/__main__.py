@@ -65,7 +65,8 @@ def launch(
     environment["OMP_NUM_THREADS"] = str(threads)
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take most of a GPU
     if cache is not None:
-        environment["EVERYO_CACHE_DIR"] = cache
+        environment["EVERYO_CACHE_DIR"] = f"{cache}/everyo"
+        environment["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/torch"
     command = [sys.executable, "-m", "benchmarks.compiled", "--one", side, name]
     command += ["--threads", str(threads), "--device", device]
     cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
