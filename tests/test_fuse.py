@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ir_builder import Builder
 
 import everyo as eo
-from everyo.compile import cpu, fuse, ir, legalize, memory, space
+from everyo.compile import cpu, fuse, ir, legalize, memory, space, tape
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import F32, I64
 
@@ -315,3 +315,22 @@ def test_numbers_that_one_kernel_reads_are_made_by_one_kernel():
     numbers = [g for g in groups if g.kind == "loop" and all(n.size == 1 for n in g.nodes)]
     assert sum("power" in str(g) for g in numbers) == 1
     assert len([g for g in numbers if "cast" in str(g)]) == 1
+
+
+@pytest.mark.parametrize("scalars", [False, True], ids=["kernels", "a tape"])
+@pytest.mark.parametrize("axis", range(3))
+def test_an_index_is_read_through_any_views(axis, scalars, monkeypatch):
+    """An iota has no memory: what has no strided form over its values is made first."""
+    if scalars:
+        monkeypatch.setattr(tape, "LENGTH", 1)
+    b = Builder()
+    index = b.make("iota", shape=(2, 4, 3), axis=axis)
+    row = b.make("slice", b.reshape(index, (24,)), starts=(5,), sizes=(11,), steps=(1,))
+    one = b.make("slice", index, starts=(1, 2, 1), sizes=(1, 1, 1), steps=(1, 1, 1))
+    back = b.make("slice", b.reshape(index, (24,)), starts=(20,), sizes=(1,), steps=(-1,))
+    turned = b.make("transpose", index, axes=(2, 0, 1))
+    graph = b.graph(row, one, back, turned, b.op("add", back, back))
+    want, _ = interpret(graph, [])
+    for jit in (False, True):
+        for got, expected in zip(cpu.Program(graph, jit=jit)([]), want, strict=True):
+            np.testing.assert_array_equal(got, expected)

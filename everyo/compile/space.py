@@ -197,6 +197,11 @@ def unit(base: Node) -> list[int]:
     return [int(i == base.param("axis")) for i in range(base.ndim)]
 
 
+def placed(o: Node, layout: Layout) -> tuple[Node, Dims, int] | None:
+    """`strided`, also of an operand whose base is an iota."""
+    return strided(o, unit if chain(o)[0].op == "iota" else layout)
+
+
 @dataclass(frozen=True)
 class Access:
     """Where an operand lies: a stride per axis of the space, in elements of `base`."""
@@ -310,7 +315,7 @@ def _operand(
         return dims
     if key in s.loads:
         return s.loads[key].dims
-    got = strided(o, unit if base.op == "iota" else layout)
+    got = placed(o, layout)
     if got is None:
         return None
     base, dims, offset = got

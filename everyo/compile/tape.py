@@ -17,7 +17,7 @@ import numpy as np
 from everyo.compile.emit import HEAD, expression
 from everyo.compile.ir import F32, F64, POINTWISE, UNARY, Node
 from everyo.compile.program import KINDS
-from everyo.compile.space import Layout, chain, strided
+from everyo.compile.space import Layout, chain, placed
 
 LENGTH = 128  # fewer scalar operations than this are cheaper as kernels
 SLOT = 8  # bytes
@@ -194,11 +194,11 @@ def runs(operands: dict[Node, list]) -> list[tuple[Kind, list[Node]]]:
 
 
 def offset_of(o: Node, layout: Layout) -> int:
-    """The element of its base that an operand of one element is."""
+    """The element of its base that an operand of one element is; of an iota its value."""
     base = chain(o)[0]
     if base.size == 1:
         return 0
-    got = strided(o, layout)
+    got = placed(o, layout)
     assert got is not None
     return got[2]
 
