@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from steps import training_step
 
 import everyo as eo
 from everyo.compile.cuda import toolchain
@@ -249,16 +250,7 @@ def test_training_on_the_device_is_training_on_the_cpu(cuda, compiled):
 def test_one_launch_updates_all_parameters(cuda):
     layers = [eo.Linear(5, 7), eo.Tanh(), eo.Linear(7, 9), eo.Tanh(), eo.Linear(9, 3)]
     model = eo.Sequential(*layers).to("cuda")
-    optimizer = eo.Adam(model.parameters())
-
-    @eo.compile
-    def step(x):
-        optimizer.zero_grad()
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, eo.Adam(model.parameters()))
     step(on_cuda(np.ones((4, 5))))
     updates = [s for s in step._latest.program.kernels if "sqrt divide add" in s.name]
     assert [s.rows for s in updates] == [6]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir_builder import Builder
+from steps import training_step
 
 import everyo as eo
 from everyo.compile import cpu, fuse, ir, legalize, memory, space, tape
@@ -300,16 +301,7 @@ def test_an_arena_is_shared_by_values_that_die():
 
 def test_numbers_that_one_kernel_reads_are_made_by_one_kernel():
     model = eo.Sequential(eo.Linear(8, 16), eo.Tanh(), eo.Linear(16, 4))
-    optimizer = eo.Adam(model.parameters())
-
-    @eo.compile
-    def step(x):
-        optimizer.zero_grad()
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, eo.Adam(model.parameters()))
     step.warmup(eo.tensor(np.ones((8, 8), np.float32)))
     groups = step.explain().schedule.groups
     numbers = [g for g in groups if g.kind == "loop" and all(n.size == 1 for n in g.nodes)]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import training_step
 
 import everyo as eo
 from everyo import nn
@@ -27,16 +28,7 @@ def network(*middle: Any) -> nn.Module:
 def trained(*middle: Any, optimizer: Any = None) -> tuple:
     model = network(*middle)
     rule = (optimizer or eo.optim.Adam)(model.parameters(), lr=0.01)
-
-    @eo.compile
-    def step(x: Any) -> Any:
-        rule.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        rule.step()
-        return loss
-
-    return step, (tensor(4, 6),), {}
+    return training_step(model, rule), (tensor(4, 6),), {}
 
 
 def scaled() -> tuple:
@@ -180,16 +172,7 @@ def test_a_schedule_does_not_move_the_state_of_a_step():
     model = network()
     rule = eo.optim.SGD(model.parameters(), lr=0.1)
     schedule = eo.optim.CosineAnnealingLR(rule, 100)
-
-    @eo.compile
-    def step(x: Any) -> Any:
-        rule.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        rule.step()
-        return loss
-
-    x = tensor(4, 6)
+    step, x = training_step(model, rule), tensor(4, 6)
     for _ in range(3):
         step(x)
         schedule.step()

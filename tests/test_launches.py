@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ir_compare import assert_same_bits
 from ir_programs import random_graph
+from steps import training_step
 from test_random_programs import copies, run
 
 import everyo as eo
@@ -39,16 +40,7 @@ def test_rows_launched_together_give_the_bits_of_rows_launched_alone(monkeypatch
 
 def test_the_updates_of_all_parameters_are_one_launch():
     model = eo.Sequential(*[eo.Linear(64, 64) for _ in range(6)])
-    optimizer = eo.Adam(model.parameters())
-
-    @eo.compile
-    def step(x):
-        optimizer.zero_grad()
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, eo.Adam(model.parameters()))
     step.warmup(eo.tensor(np.ones((8, 64), np.float32)))
     explained = step.explain()
     updates = [g for g in explained.schedule.groups if "sqrt" in str(g) and g.stores[0].size > 1]

@@ -76,19 +76,26 @@ def assembly(text: str) -> str:
     return listing
 
 
+def _target() -> Any:
+    """LLVM, ready for this processor."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple()
+
+
 @cache
 def _machine() -> Any:
     """Code for this very processor, or for the one that Numba's variables name, at any distance
     from what it calls."""
     import llvmlite.binding as llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    target = _target()
     try:
         features = llvm.get_host_cpu_features().flatten()
     except RuntimeError:  # LLVM does not know this system
         features = ""
-    target = llvm.Target.from_default_triple()
     return target.create_target_machine(
         cpu=os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
         features=os.environ.get("NUMBA_CPU_FEATURES") or features,
@@ -144,9 +151,7 @@ def _engine() -> Any:
     """The one LLVM engine that links: an engine for each kernel takes ten times as long."""
     import llvmlite.binding as llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
+    machine = _target().create_target_machine()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 

@@ -91,15 +91,15 @@ class Program:
         """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""
         pool = THREADS.get() if self._shared else None
         self._control.pool[0] = 0 if pool is None else pool.address
-        wakes = pool is not None and self._plan.shared_ns > WAKE_NS
-        if pool is not None and wakes:
-            pool.begin()
+        woken = pool if self._plan.shared_ns > WAKE_NS else None
+        if woken is not None:
+            woken.begin()
         try:
             with self._blas:
                 self._execute(self._control.address, 0, 1)
         finally:
-            if pool is not None and wakes:
-                pool.end()
+            if woken is not None:
+                woken.end()
         return self._control.status[0]
 
     def alone(self) -> tuple[Callable[[int, int, int], None], int, Any] | None:

@@ -322,7 +322,7 @@ def _run(w: _Writer, inputs: list[str]) -> None:
     outputs = range(len(program.fresh))
     replaced = _replaced(w)
     for i, (shape, dtype) in enumerate(program.fresh):
-        pool = entry.pools.setdefault(i, Pool(shape, dtype))
+        pool = entry.pools.get(i) or entry.pools.setdefault(i, Pool(shape, dtype))
         buffers = w.constant(pool.buffers)
         free = [
             f"{b} if count({b}) == {FREE}" + (f" + ({replaced[i]} is {b})" if i in replaced else "")

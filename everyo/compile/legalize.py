@@ -25,7 +25,7 @@ from everyo.compile.ir import (
 from everyo.compile.parts import Part
 from everyo.compile.products import missing_copies, planned
 from everyo.compile.rules import Make, full, fuse_axes
-from everyo.compile.space import analyse, chain, contiguous, placed, strided
+from everyo.compile.space import analyse, chain, contiguous, strided
 from everyo.compile.widen import widened
 
 ORDERED_ROUNDS = 4  # so many rounds try storage orders; after that a copy never asks for another
@@ -152,7 +152,7 @@ def _needs(n: Node, legal: Legal) -> list[bool]:
         return [not _flat(o, legal) for o in n.inputs]
     if n.op != "take" and all(v.op in HARMLESS for o in n.inputs for v in chain(o)[1]):
         return [False] * len(n.inputs)
-    alone = [placed(o, legal.layout) is None for o in n.inputs]
+    alone = [strided(o, legal.layout) is None for o in n.inputs]
     if n.op == "take" and chain(n.inputs[0])[0].op in ("const", "iota"):
         alone[0] = True
     if any(alone) or analyse([n], legal.layout) is not None:
@@ -199,7 +199,7 @@ def _copied_matrix(table: Table, n: Node) -> Node:
 def _reachable(table: Table, old: Node, new: Node, legal: Legal) -> Node:
     """The operand with a copy below the first view that has no strided form, else on top."""
     above: list[Node] = []
-    while placed(old, legal.layout) is None:
+    while strided(old, legal.layout) is None:
         above.append(old)
         old, new = old.inputs[0], new.inputs[0]
     new = _copied(table, new)

@@ -219,15 +219,20 @@ def poke(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+def _kernel(builder: Any, address: ir.Value) -> ir.Value:
+    """The kernel at an address, to be called."""
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
+    return builder.inttoptr(address, kind.as_pointer())
+
+
 @intrinsic
 def call(typing: Any, address: Any, pointers: Any, chunk: Any, chunks: Any) -> Any:
     """Run the kernel at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
-        word = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        builder.call(function, [builder.inttoptr(args[1], word.as_pointer()), *args[2:]])
+        table = builder.inttoptr(args[1], ir.IntType(64).as_pointer())
+        builder.call(_kernel(builder, args[0]), [table, *args[2:]])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
@@ -247,9 +252,8 @@ def call_with(
         zero = ir.Constant(word, 0)
         for place, value in enumerate(args[2:]):
             builder.store(value, builder.gep(table, [zero, ir.Constant(word, place)]))
-        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        builder.call(function, [builder.gep(table, [zero, zero]), args[1], zero])
+        start = builder.gep(table, [zero, zero])
+        builder.call(_kernel(builder, args[0]), [start, args[1], zero])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 13), codegen

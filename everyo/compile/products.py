@@ -7,6 +7,7 @@ batch dims of both operands and the result unify and collapse to at most two loo
 """
 
 from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
@@ -57,8 +58,11 @@ class Matrix:
         return Matrix(self.base, self.offset, self.batch, not self.turned, self.lead)
 
 
+Operand = TypeVar("Operand", "Matrix", "Grid")
+
+
 @dataclass(frozen=True)
-class Product:
+class Matmul(Generic[Operand]):
     """One matmul: c (m, n) = a (m, k) @ b (k, n), over at most two batch loops.
 
     `loops` holds (size, (stride in a, in b, in c)) per batch loop, in elements.
@@ -67,9 +71,9 @@ class Product:
     m: int
     n: int
     k: int
-    a: Matrix
-    b: Matrix
-    c: Matrix
+    a: Operand
+    b: Operand
+    c: Operand
     loops: tuple[tuple[int, tuple[int, int, int]], ...]
 
     @property
@@ -79,6 +83,16 @@ class Product:
     @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k * self.batches
+
+    def transposed(self) -> Self:
+        """The same values as c.T = b.T @ a.T: how a result is made that is stored by columns."""
+        loops = tuple((size, (q, p, r)) for size, (p, q, r) in self.loops)
+        a, b, c = (x.transposed() for x in (self.a, self.b, self.c))
+        return type(self)(self.n, self.m, self.k, b, a, c, loops)
+
+
+class Product(Matmul["Matrix"]):
+    """A matmul for BLAS."""
 
     @property
     def chunks(self) -> int:
@@ -132,25 +146,8 @@ class Grid:
         return any(not end or abs(end[0][1]) == 1 for end in ends)
 
 
-@dataclass(frozen=True)
-class Tiled:
-    """A product for our own kernel; fields as in `Product`. The columns of c lie side by side."""
-
-    m: int
-    n: int
-    k: int
-    a: Grid
-    b: Grid
-    c: Grid
-    loops: tuple[tuple[int, tuple[int, int, int]], ...]
-
-    @property
-    def batches(self) -> int:
-        return self.loops[0][0] * self.loops[1][0]
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.m * self.n * self.k * self.batches
+class Tiled(Matmul["Grid"]):
+    """A matmul for our own kernel. The columns of c lie side by side."""
 
     @property
     def lead(self) -> int | None:
@@ -203,12 +200,10 @@ def tiled(node: Node, layout: Layout) -> Tiled | None:
     if loops is None:
         return None
     m, n, k = node.shape[-2], node.shape[-1], node.inputs[0].shape[-1]
+    plan = Tiled(m, n, k, a, b, c, loops)
     if n == 1 or single(c.columns) == 1:
-        return Tiled(m, n, k, a, b, c, loops)
-    if m > 1 and single(c.rows) != 1:
-        return None
-    loops = tuple((size, (q, p, r)) for size, (p, q, r) in loops)  # stored by columns
-    return Tiled(n, m, k, b.transposed(), a.transposed(), c.transposed(), loops)
+        return plan
+    return None if m > 1 and single(c.rows) != 1 else plan.transposed()
 
 
 def product(node: Node, layout: Layout) -> Product:
@@ -230,11 +225,8 @@ def joint(node: Node, layout: Layout) -> Product | None:
     loops = batch_loops(a.batch, b.batch, c.batch)
     if loops is None:
         return None
-    m, n, k = node.shape[-2], node.shape[-1], node.inputs[0].shape[-1]
-    if c.turned:  # stored by columns: compute the transposed product
-        loops = tuple((size, (q, p, r)) for size, (p, q, r) in loops)
-        return Product(n, m, k, b.transposed(), a.transposed(), c.transposed(), loops)
-    return Product(m, n, k, a, b, c, loops)
+    plan = Product(node.shape[-2], node.shape[-1], node.inputs[0].shape[-1], a, b, c, loops)
+    return plan.transposed() if c.turned else plan  # turned: stored by columns
 
 
 def batch_loops(a: Dims, b: Dims, c: Dims) -> tuple[tuple[int, tuple[int, int, int]], ...] | None:

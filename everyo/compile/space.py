@@ -175,10 +175,11 @@ def through(dims: Dims, offset: int, view: Node) -> tuple[Dims, int] | None:
 
 
 def strided(operand: Node, layout: Layout) -> tuple[Node, Dims, int] | None:
-    """(base, dims, offset) of an operand read from where its base lies; None: no strided form."""
+    """(base, dims, offset) of an operand read from where its base lies; None: no strided form.
+    An iota lies nowhere: its value is its address."""
     base, views = chain(operand)
     shape = base.shape
-    strides = layout(base)
+    strides = unit(base) if base.op == "iota" else layout(base)
     while views and views[0].op == "reshape" and strides == contiguous(shape) and base.op != "iota":
         shape, views = views[0].shape, views[1:]
         strides = contiguous(shape)
@@ -193,13 +194,8 @@ def strided(operand: Node, layout: Layout) -> tuple[Node, Dims, int] | None:
 
 
 def unit(base: Node) -> list[int]:
-    """The "strides" of an iota: its value is its address."""
+    """The "strides" of an iota."""
     return [int(i == base.param("axis")) for i in range(base.ndim)]
-
-
-def placed(o: Node, layout: Layout) -> tuple[Node, Dims, int] | None:
-    """`strided`, also of an operand whose base is an iota."""
-    return strided(o, unit if chain(o)[0].op == "iota" else layout)
 
 
 @dataclass(frozen=True)
@@ -315,7 +311,7 @@ def _operand(
         return dims
     if key in s.loads:
         return s.loads[key].dims
-    got = placed(o, layout)
+    got = strided(o, layout)
     if got is None:
         return None
     base, dims, offset = got

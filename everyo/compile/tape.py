@@ -17,7 +17,7 @@ import numpy as np
 from everyo.compile.emit import HEAD, expression
 from everyo.compile.ir import F32, F64, POINTWISE, UNARY, Node
 from everyo.compile.program import KINDS
-from everyo.compile.space import Layout, chain, placed
+from everyo.compile.space import Layout, chain, strided
 
 LENGTH = 128  # fewer scalar operations than this are cheaper as kernels
 SLOT = 8  # bytes
@@ -198,7 +198,7 @@ def offset_of(o: Node, layout: Layout) -> int:
     base = chain(o)[0]
     if base.size == 1:
         return 0
-    got = placed(o, layout)
+    got = strided(o, layout)
     assert got is not None
     return got[2]
 

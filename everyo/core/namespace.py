@@ -158,6 +158,11 @@ def random(state: np.ndarray, *, shape: tuple[int, ...], dtype: Any) -> np.ndarr
     return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
 
 
+def all_hold(xp: Any, condition: Any) -> Any:
+    """Whether a condition holds everywhere, 0-d."""
+    return xp.all(condition, axis=tuple(range(len(condition.shape))), keepdims=False)
+
+
 def require(condition: Any, error: type[Exception], message: str) -> None:
     """Raise `error(message)` unless `condition` (a 0-d bool array) holds."""
     if not condition:

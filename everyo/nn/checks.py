@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import namespace
-from everyo.core.namespace import kind_of
+from everyo.core.namespace import all_hold, kind_of
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOShapeError
 
@@ -37,8 +37,3 @@ def whole_numbers(values: Any, name: str) -> Any:
         whole = xp.logical_and(xp.equal(values, xp.floor(values)), exact)
         xp.require(all_hold(xp, whole), EveryOShapeError, f"{name} must be whole numbers")
     return xp.astype(values, np.int64)
-
-
-def all_hold(xp: Any, condition: Any) -> Any:
-    """Whether a condition holds everywhere, 0-d."""
-    return xp.all(condition, axis=tuple(range(len(condition.shape))), keepdims=False)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from everyo.core.autograd import namespace
-from everyo.core.namespace import kind_of
+from everyo.core.namespace import all_hold, kind_of
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryOShapeError
-from everyo.nn.checks import all_hold, whole_numbers
+from everyo.nn.checks import whole_numbers
 from everyo.nn.module import Module
 from everyo.ops import composite
 from everyo.ops.elementwise import abs as absolute

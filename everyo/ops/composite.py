@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from everyo.core.namespace import all_hold
 from everyo.core.op import Sample, op
 from everyo.exceptions import EveryOShapeError
 from everyo.ops.reduce import axes_of, floating, mean_over
@@ -16,7 +17,7 @@ def require_inside(xp: Any, values: Any, count: int, name: str) -> None:
     """Raise `EveryOShapeError` (or, in a trace, record a check) unless all lie in [0, count)."""
     inside = xp.logical_and(xp.greater_equal(values, 0), xp.less(values, count))
     xp.require(
-        xp.all(inside, axis=tuple(range(len(inside.shape))), keepdims=False),
+        all_hold(xp, inside),
         EveryOShapeError,
         f"{name} are out of range; they must lie in [0, {count})",
     )

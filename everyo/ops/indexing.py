@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autograd import current_trace, namespace
-from everyo.core.namespace import TENSORS, is_array, kind_of
+from everyo.core.namespace import TENSORS, all_hold, is_array, kind_of
 from everyo.core.op import Sample, op
 from everyo.core.tensor import Tensor, as_tensor
 from everyo.exceptions import EveryODTypeError, EveryOIndexError, EveryOShapeError
@@ -194,7 +194,7 @@ def _index_array(k: Any) -> Any:
             return k
         xp, values = namespace(), k.data  # tensor([0, 2]) is float32
         xp.require(
-            xp.all(xp.equal(values, xp.floor(values)), axis=tuple(range(k.ndim)), keepdims=False),
+            all_hold(xp, xp.equal(values, xp.floor(values))),
             EveryODTypeError,
             f"an index of dtype {k.dtype} with a fraction; use whole numbers or integers",
         )
@@ -238,7 +238,7 @@ def _check_index(k: Any, n: int, axis: int, shape: tuple[int, ...]) -> None:
         values = trace.read(k) if isinstance(k, Tensor) else k
         inside = xp.logical_and(xp.greater_equal(values, -n), xp.less(values, n))
         xp.require(
-            xp.all(inside, axis=tuple(range(len(inside.shape))), keepdims=False),
+            all_hold(xp, inside),
             EveryOIndexError,
             message,
         )
