@@ -39,13 +39,12 @@ ATANH = (
     0.6666666666666734, 0.3999999999941664, 0.2857142874212918, 0.2222219858279114,
     0.18183564607842587, 0.15314025573180545, 0.14796359402734405,
 )  # fmt: skip
-# tanh(x) = x + x*z*q(z), z = x*x, for |x| < 0.625
-TANH = {
-    32: (-0.3333328, 0.13331406, -5.373661e-2, 2.06288e-2, -5.6933328e-3),
+# y*coth(y) = q(z), z = y*y, for |y| < 0.258
+COTH = {
+    32: (1.0, 0.3333294, -2.2029001e-2),
     64: (
-        -0.33333333333332854, 0.13333333333261915, -0.05396825393117683, 0.021869487573849877,
-        -0.008863220971601887, 0.003591988913465197, -0.001454957500371144, 0.0005863119184838373,
-        -0.00022855467677963028, 7.713333640684718e-05, -1.606709278467179e-05,
+        1.0, 0.33333333333333319, -0.022222222222178717, 0.0021164021121345357,
+        -0.00021164001916655934, 2.1373407550145939e-05, -2.1150080654573278e-06,
     ),
 }  # fmt: skip
 # sinh(x) = x + x*z*q(z) for |x| < 1
@@ -207,16 +206,19 @@ def cosh(x: Word) -> Word:
 def tanh(x: Word) -> Word:
     form = FORMATS[x.width]
     a = abs(x)
-    top = 0.375 * form.digits  # tanh of it rounds to 1
-    # exp(2a) by a shorter reduction: where n is large, its error is small beside the 1.
+    top = 0.4 * form.digits  # tanh of it rounds to 1
     c = where(a > top, top, a)
-    t = mad(c, 2.0 * PER_LOG2, form.shifter)
-    r = mad(t - form.shifter, -0.5 * math.log(2.0), c)
-    doubled = [c * 2.0**i for i, c in enumerate((1.0, 1.0, *EXP[x.width]))]
-    e = polynomial(r, doubled) * power_of_two(t.bits())
-    z = a * a
-    small = mad(a * z, polynomial(z, TANH[x.width]), a)
-    return copysign(where(a < 0.625, small, 1.0 - 2.0 / (e + 1.0)), x)
+    # c = n*log(2)/2 + y. A new n starts with its largest error; the first one does so where tanh
+    # passes 1/4, for an ulp is large just above a power of 2. Six bits below n put the step there;
+    # in the place of n stands the exponent of 2**(n-1). n is small: log(2)/2 needs no second part.
+    shifter = form.shifter * 2.0**-6 + (form.bias - 1)
+    t = mad(c, 2.0 * PER_LOG2, shifter + 0.25).bits() & -64
+    y = mad(t.float() - shifter, -0.5 * math.log(2.0), c)
+    half = (t << form.digits - 6).float() - 0.5  # (2**n - 1)/2
+    q = polynomial(y * y, COTH[x.width])
+    # exp(2y) = (q + y)/(q - y), and tanh = s/(s + 2) with s = exp(2c) - 1, here times q - y
+    s = mad(half, q + y, y)
+    return copysign(s / (s + (q - y)), x)
 
 
 def sigmoid(x: Word) -> Word:

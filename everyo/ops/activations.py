@@ -97,21 +97,22 @@ def silu(xp, a):
     return xp.multiply(a, xp.sigmoid(a))
 
 
-def _gelu_inner(xp, a):
-    return xp.multiply(
-        xp.add(a, xp.multiply(xp.multiply(xp.multiply(a, a), a), GELU_CUBIC)), GELU_SCALE
-    )
+def _gelu_share(xp, a, approximate):
+    """The normal distribution function at a, or what is nearly that."""
+    if approximate == "none":
+        return xp.multiply(xp.add(xp.erf(xp.multiply(a, math.sqrt(0.5))), 1), 0.5)
+    inner = xp.add(xp.multiply(xp.multiply(a, a), GELU_SCALE * GELU_CUBIC), GELU_SCALE)
+    return xp.add(xp.multiply(xp.tanh(xp.multiply(a, inner)), 0.5), 0.5)
 
 
 def _gelu_vjp(xp, g, y, a, approximate):
-    if approximate == "tanh":
-        t = xp.tanh(_gelu_inner(xp, a))
-        slope = xp.multiply(xp.add(xp.multiply(xp.multiply(a, a), 3 * GELU_CUBIC), 1), GELU_SCALE)
-        inner = xp.multiply(xp.multiply(a, xp.subtract(1, xp.multiply(t, t))), slope)
-        return xp.multiply(g, xp.multiply(xp.add(xp.add(t, 1), inner), 0.5))
-    below = xp.multiply(xp.add(xp.erf(xp.multiply(a, math.sqrt(0.5))), 1), 0.5)
-    density = xp.multiply(xp.exp(xp.multiply(xp.multiply(a, a), -0.5)), INVERSE_SQRT_2PI)
-    return xp.multiply(g, xp.add(below, xp.multiply(a, density)))
+    share, square = _gelu_share(xp, a, approximate), xp.multiply(a, a)
+    if approximate == "none":
+        density = xp.multiply(xp.exp(xp.multiply(square, -0.5)), INVERSE_SQRT_2PI)
+        return xp.multiply(g, xp.add(share, xp.multiply(a, density)))
+    slope = xp.add(xp.multiply(square, 6 * GELU_SCALE * GELU_CUBIC), 2 * GELU_SCALE)
+    moved = xp.multiply(xp.multiply(xp.multiply(a, share), xp.subtract(1, share)), slope)
+    return xp.multiply(g, xp.add(share, moved))
 
 
 def _gelu_prepare(a, *, approximate):
@@ -131,9 +132,4 @@ def _gelu_prepare(a, *, approximate):
 )  # fmt: skip
 def gelu(xp, a, *, approximate="none"):
     """a times the normal distribution function at a; `approximate` is "none" or "tanh"."""
-    inside = (
-        xp.tanh(_gelu_inner(xp, a))
-        if approximate == "tanh"
-        else xp.erf(xp.multiply(a, math.sqrt(0.5)))
-    )
-    return xp.multiply(xp.multiply(a, 0.5), xp.add(inside, 1))
+    return xp.multiply(a, _gelu_share(xp, a, approximate))
