@@ -416,3 +416,80 @@ def test_no_rule_touches_inputs_or_opaque_nodes_without_need(rule):
     x = b.input((3, 3))
     node: Node = b.make("matmul", b.make("cumsum", x), x)
     assert computed(passes.rewrite(b.graph(node), rule)) == ["cumsum", "matmul"]
+
+
+# Single elements side by side
+
+
+@pytest.mark.parametrize("there", [1, 2, -1, -3])
+@pytest.mark.parametrize("here", [1, 2, -1, -2])
+def test_elements_in_a_row_become_one_piece(here, there):
+    table = ir.Table()
+    x, base = table.input((24,), F64), table.input((2, 15), F64)
+    first, place = (20 if there < 0 else 2), (13 if here < 0 else 1)
+    pieces, starts = [], []
+    for i in range(6):
+        piece = table.make("slice", x, starts=(first + i * there,), steps=(1,), sizes=(1,))
+        pieces.append(table.make("reshape", piece, shape=(1, 1)))
+        starts.append((1, place + i * here))
+    steps = ((1, 1),) * 6
+    whole = table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps)
+    before = Graph("f", (x, base), (whole,))
+    after = passes.run(before)
+    (left,) = (n for n in after.order if n.op == "assemble")
+    assert len(left.inputs) == 2
+    arrays = [np.arange(24.0), -np.ones((2, 15))]
+    assert_same_bits(interpret(after, arrays), interpret(before, arrays), after)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_elements_that_lie_anyhow_keep_their_places(seed):
+    rng = np.random.default_rng(seed)
+    table = ir.Table()
+    sources = [table.input((9,), F64), table.input((9,), F64)]
+    base = table.input((3, 9), F64)
+    pieces, starts, at, row, column = [], [], 0, 0, 0
+    for _ in range(14):
+        if rng.random() < 0.3:
+            at, row, column = (int(rng.integers(n)) for n in (9, 3, 9))
+        x = sources[int(rng.random() < 0.2)]
+        piece = table.make("slice", x, starts=(at,), steps=(1,), sizes=(1,))
+        pieces.append(table.make("reshape", piece, shape=(1, 1)))
+        starts.append((row, column))
+        at, column = (at + int(rng.choice([1, 1, 2]))) % 9, (column + 1) % 9
+    steps = ((1, 1),) * len(pieces)
+    whole = table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps)
+    before = Graph("f", (*sources, base), (whole,))
+    arrays = [rng.standard_normal(n.shape) for n in before.inputs]
+    after = passes.run(before)
+    assert_same_bits(interpret(after, arrays), interpret(before, arrays), after)
+
+
+# Minus zero
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_known_to_have_no_minus_zero_has_none(seed):
+    rng = np.random.default_rng(seed)
+    b = Builder()
+    values = [b.input((7,), F64), b.input((7,), F64)]
+    start = len(values)
+    values += [b.op("add", values[0], z) for z in (0.0, -0.0)] + [b.make("abs", values[1])]
+    for _ in range(12):
+        x, y = (values[int(k)] for k in rng.integers(len(values), size=2))
+        values.append(b.make(str(rng.choice(["add", "add", "add", "multiply"])), x, y))
+    known = [n for n in values[start:] if rules.unsigned(n)]
+    odd = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
+    arrays = [odd, rng.permutation(odd)]
+    for n, v in zip(known, interpret(b.graph(*known), arrays)[0], strict=True):
+        assert not (np.signbit(v) & (v == 0)).any(), n
+    assert known[0].op == "add" and len(known) >= 2
+
+
+def test_a_long_sum_is_known_to_have_no_minus_zero_at_no_cost():
+    b = Builder()
+    x = b.input((), F64)
+    y = b.op("add", x, 0.0)
+    for _ in range(2000):
+        y = b.make("add", y, x)
+        assert rules.unsigned(y)

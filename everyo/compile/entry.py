@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import collector, ir, passes
+from everyo.compile import collector, ir
 from everyo.compile.guards import Guards
 from everyo.compile.launch import Patience, Pool
-from everyo.compile.place import common_device, is_on, make_program
+from everyo.compile.place import common_device, is_on, make_program, prepared
 from everyo.compile.traced import Effect, Leaf, Source, Traced, geometry, owner_of
 from everyo.compile.tracing import Call, trace_backward
 from everyo.compile.tree import flatten, unflatten
@@ -51,8 +51,8 @@ class Entry:
         )
         self.objects = objects  # keeps the ids of static arguments valid
         self.cache = options.cache
-        self.graph = passes.run(traced.graph)
         self.device = common_device(name, traced.sources, leaves, options.device)
+        self.graph = prepared(traced.graph, self.device)
         self.program = make_program(self.graph, self.device, self.cache)
         self.verified = False
         self.epoch = Epoch.now
@@ -292,7 +292,8 @@ class Entry:
                 )
             with collector.paused():
                 traced = trace_backward(self.name, self.call, everything, i, self.traced.parents)
-                program = make_program(passes.run(traced.graph), self.device, self.cache)
+                graph = prepared(traced.graph, self.device)
+                program = make_program(graph, self.device, self.cache)
             self.backward[i] = traced, program
         traced, program = self.backward[i]
         known = {_exactly(s): a for s, a in zip(self.traced.sources, held, strict=True)}

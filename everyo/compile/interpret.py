@@ -13,6 +13,7 @@ import numpy as np
 
 from everyo.compile import ir, staged
 from everyo.compile.ir import Graph, Node, Shape
+from everyo.compile.scan import Past, Scan
 from everyo.compile.widen import computes_halves
 from everyo.core.namespace import NUMPY
 
@@ -95,6 +96,8 @@ def evaluate(node: Node, args: Sequence[np.ndarray], real: Any = None) -> np.nda
             out = staged.EXCHANGES[params["host"]](args[0])
         case "random":
             out = uniform(args[0], node.shape, node.dtype)
+        case "scan":
+            out = scanned(Scan.of(params), args, dtype, real)
         case _:
             raise ir.IRError(f"no meaning for {node!r}")
     return np.asarray(out, dtype=dtype, order="C")
@@ -128,6 +131,31 @@ def scatter_add(index: np.ndarray, updates: np.ndarray, shape: Shape) -> np.ndar
     out = np.zeros(shape, updates.dtype)
     if shape[0]:
         np.add.at(out, np.clip(index, 0, shape[0] - 1), updates)
+    return out
+
+
+def scanned(scan: Scan, operands: Sequence[np.ndarray], dtype: np.dtype, real: Any) -> np.ndarray:
+    """The series of all iterations, one after the other."""
+    body, out = scan.body.graph, np.zeros(scan.size, dtype)
+    order = ir.walk(body.roots)
+    series = [[operands[k].reshape(()) for k in s.lead] for s in scan.series]
+    for i in range(scan.count):
+        value: dict[Node, np.ndarray] = {}
+        for node, read in zip(body.inputs, scan.reads, strict=True):
+            if isinstance(read, Past):
+                value[node] = series[read.output][-read.distance]
+            else:
+                value[node] = operands[read.operand].reshape(-1)[read.start + i * read.step]
+        for node in order:
+            if node not in value:
+                value[node] = evaluate(node, [value[o] for o in node.inputs], real)
+        for values, o in zip(series, body.outputs, strict=True):
+            values.append(value[o])
+    for s, values, place in zip(scan.series, series, scan.places, strict=True):
+        if s.kept:
+            out[place - len(s.lead) : place + scan.count] = values
+        else:
+            out[place] = values[-1]
     return out
 
 

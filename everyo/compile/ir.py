@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from everyo.compile.scan import Scan
+
 BOOL, I32, I64, F16, F32, F64 = map(
     np.dtype, ("bool", "int32", "int64", "float16", "float32", "float64")
 )
@@ -48,13 +50,14 @@ VIEWS = {"reshape", "transpose", "broadcast", "slice", "window"}
 PARTS = {"slice", "window"}  # views that have no meaning within one iteration space
 REDUCTIONS = {"sum": "if", "prod": "if", "max": "bif", "min": "bif"}
 LEAVES = {"input", "const", "iota"}
-OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random"}
+OPAQUE = {"matmul", "scatter_add", "assemble", "cumsum", "argsort", "random", "scan"}
 OPS = {*POINTWISE, *VIEWS, *REDUCTIONS, *LEAVES, *OPAQUE, "exchange"}
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One value, never changed once it is made. `index` is its place in the order of tracing."""
+    """One value, never changed once it is made. `index` is its place in the order of tracing;
+    `unsigned` is set once it is known that no element is -0.0, see `rules.unsigned`."""
 
     op: str
     inputs: tuple["Node", ...]
@@ -63,6 +66,7 @@ class Node:
     dtype: np.dtype
     index: int
     size: int
+    unsigned: bool = False
 
     @property
     def ndim(self) -> int:
@@ -334,6 +338,13 @@ def infer(op: str, inputs: tuple[Node, ...], params: dict[str, Any]) -> tuple[Sh
             require(dtypes[0] == I64 and shapes[0] == (6,), op, inputs)
             require(p["dtype"] in (F32, F64), op, p)
             return p["shape"], p["dtype"]
+        case "scan":  # iterations of a body, see scan.py
+            scan = Scan.of(p)
+            require(p["dtype"] in DTYPES, op, p["dtype"])
+            require({o.dtype for o in scan.body.graph.outputs} <= {p["dtype"]}, op, "outputs of", p)
+            for fault in scan.faults([i.size for i in inputs]):
+                raise IRError(f"scan: {fault}")
+            return (scan.size,), p["dtype"]
         case "exchange":  # what function number `host` makes of a flat array, see staged.py
             arity(1)
             require(len(shapes[0]) == 1, op, inputs)

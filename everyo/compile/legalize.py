@@ -25,7 +25,7 @@ from everyo.compile.ir import (
 from everyo.compile.parts import Part
 from everyo.compile.products import missing_copies, planned
 from everyo.compile.rules import Make, full, fuse_axes
-from everyo.compile.space import analyse, chain, contiguous, strided
+from everyo.compile.space import analyse, chain, contiguous, single, strided
 from everyo.compile.widen import widened
 
 ORDERED_ROUNDS = 4  # so many rounds try storage orders; after that a copy never asks for another
@@ -148,6 +148,8 @@ def _needs(n: Node, legal: Legal) -> list[bool]:
         return missing_copies(n, legal.layout, legal.anywhere)
     if n.op == "assemble":
         return [chain(o)[0].op == "iota" or strided(o, legal.layout) is None for o in n.inputs]
+    if n.op == "scan":
+        return [chain(o)[0].op in ("const", "iota") or not _even(o, legal) for o in n.inputs]
     if n.op in OPAQUE:
         return [not _flat(o, legal) for o in n.inputs]
     if n.op != "take" and all(v.op in HARMLESS for o in n.inputs for v in chain(o)[1]):
@@ -165,6 +167,12 @@ def _flat(o: Node, legal: Legal) -> bool:
     base, views = chain(o)
     plain = base.op not in ("const", "iota") and all(v.op == "reshape" for v in views)
     return plain and legal.layout(base) == contiguous(base.shape)
+
+
+def _even(o: Node, legal: Legal) -> bool:
+    """Whether the elements of an operand lie one step from each other."""
+    got = strided(o, legal.layout)
+    return got is not None and single([pair for pairs in got[1] for pair in pairs]) is not None
 
 
 def _with_copies(graph: Graph, needs: dict[Node, list[bool]], legal: Legal) -> Graph:

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from everyo import cuda
+from everyo.compile import passes
 from everyo.compile.cpu import Program
 from everyo.compile.ir import Graph
+from everyo.compile.roll import roll
 from everyo.compile.staged import Staged, has_exchanges
 from everyo.core.device import CPU, Device
 from everyo.core.device_array import DeviceArray, place_of
@@ -40,6 +42,17 @@ def common_device(
             f"with .to({str(first)!r}), a model with model.to({str(first)!r})"
         )
     return next(iter(places), CPU)
+
+
+def prepared(graph: Graph, device: Device) -> Graph:
+    """The graph after all passes. Loops of scalars are rolled back before, since fewer nodes are
+    simplified sooner, and after, since simpler ones repeat themselves more often; a GPU has no use
+    for them."""
+    if device.is_cuda:
+        return passes.run(graph)
+    simple = passes.run(roll(graph))
+    again = roll(simple)
+    return simple if again is simple else passes.run(again)
 
 
 def make_program(graph: Graph, device: Device, keep: bool) -> Any:

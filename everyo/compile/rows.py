@@ -22,6 +22,7 @@ from everyo.compile import (
     parts,
     products,
     program,
+    scan_kernel,
     tape,
     tiled,
     tiles,
@@ -112,6 +113,8 @@ class Plan:
                 self._assemble(g.nodes[0])
             elif g.kind == "tape":
                 self._tape(step, g)
+            elif g.kind == "scan":
+                self._scan(g.nodes[0])
             else:
                 self._opaque(step, g.nodes[0])
             if step == self.runs.last[step]:
@@ -269,6 +272,30 @@ class Plan:
         table = np.array([words.ctypes.data, len(words), start], np.int64)
         self._row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
 
+    def _scan(self, n: Node) -> None:
+        """The iterations of a loop of scalars, in one row."""
+        words = scan_kernel.Words(n)
+        table = np.zeros(words.size, np.int64)
+        table[scan_kernel.COUNT] = count = words.scan.count
+        for at, o, read in words.reads:
+            base, start, step = _element(o, self.layout)
+            item = o.dtype.itemsize
+            self._address(table, at, base, item * (start + step * read.start))
+            if read.step:
+                table[at + 1] = item * step * read.step
+        for at, place in words.series:
+            self._address(table, at, n, n.dtype.itemsize * place)
+        for at, o in words.leads:
+            base, start, _ = _element(o, self.layout)
+            self._address(table, at, base, o.dtype.itemsize * start)
+        for at, o in words.numbers:
+            table[at] = tape.literal_bits(o.param("value"), o.dtype)
+        body = words.scan.body.graph
+        operations = count * len(body.order)
+        name = f"scan of {count} iterations, {len(body.order)} operations each -> {n!r}"
+        nodes = [*(chain(o)[0] for o in n.inputs), n]
+        self._row(name, scan_kernel.text(n), table, 1, 2.0 * operations, nodes, operations)
+
     def _product(self, n: Node) -> products.Product | tuple[products.Tiled, Tile]:
         """A matmul by BLAS, or by our own kernel: where there is no BLAS, where BLAS cannot read
         the operands, and where it takes longer to call it."""
@@ -393,6 +420,15 @@ class Plan:
         self._row(
             f"copy {o!r}", native.copy_text(o.dtype), table, chunks, o.nbytes * BYTE_NS, moved, 0
         )
+
+
+def _element(o: Node, layout: Layout) -> tuple[Node, int, int]:
+    """The base of an operand with at most one dim, where it begins there, and its stride."""
+    got = strided(o, layout)
+    stride = None if got is None else single([pair for pairs in got[1] for pair in pairs])
+    if got is None or stride is None:
+        raise IRError(f"no single stride: {o}")
+    return got[0], got[2], stride
 
 
 def sources(rows: Iterable[Any]) -> str:

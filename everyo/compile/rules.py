@@ -7,7 +7,7 @@ x - x, x / x and x + 0.0 stay.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -391,8 +391,79 @@ def pieces(node: Node, make: Make) -> Node | None:
     return make("assemble", base, *[rest[i] for i in kept], **new)
 
 
+def elements(node: Node, make: Make) -> Node | None:
+    """Single elements of one array, one beside the other here and there, as one piece."""
+    if len(node.inputs) < 3:
+        return None
+    runs: list[_Run] = []
+    for piece, start, step in zip(
+        node.inputs[1:], node.param("starts"), node.param("steps"), strict=True
+    ):
+        run = _Run.of(piece, start, step)
+        if not runs or not runs[-1].take(run):
+            runs.append(run)
+    if len(runs) == len(node.inputs) - 1:
+        return None
+    pieces = [r.piece(make) for r in runs]  # and where they are
+    starts, steps = tuple(r.start for r in runs), tuple(r.step for r in runs)
+    return make("assemble", node.inputs[0], *pieces, starts=starts, steps=steps)
+
+
+class _Run:
+    """A piece of an assembled array: any one, or elements of a flat array in a row."""
+
+    def __init__(self, node: Node, start: Shape, step: Shape) -> None:
+        self.node, self.start, self.step = node, start, step
+        self.count = 1
+        self.base: Node | None = None
+        self.first = self.apart = self.axis = 0
+
+    @classmethod
+    def of(cls, piece: Node, start: Shape, step: Shape) -> "_Run":
+        run = cls(piece, start, step)
+        while piece.op == "reshape" and piece.size == 1:
+            piece = piece.inputs[0]
+        if piece.op == "slice" and piece.size == 1 and piece.ndim == 1:
+            run.base, run.first = piece.inputs[0], piece.param("starts")[0]
+        return run
+
+    def take(self, other: "_Run") -> bool:
+        """Add the next element if it goes on as these do."""
+        if self.base is None or other.base is not self.base:
+            return False
+        ways = [b - a for a, b in zip(self.start, other.start, strict=True)]
+        moved = [i for i, way in enumerate(ways) if way]
+        if len(moved) != 1:
+            return False
+        axis, way, apart = moved[0], ways[moved[0]], other.first - self.first
+        if self.count == 1:
+            self.axis, self.apart = axis, apart
+            self.step = tuple(way if i == axis else 1 for i in range(len(ways)))
+        goes_on = axis == self.axis and way == self.count * self.step[axis]
+        if not apart or not goes_on or apart != self.count * self.apart:
+            return False
+        self.count += 1
+        return True
+
+    def piece(self, make: Make) -> Node:
+        """The piece; `start` and `step` then say where it is."""
+        if self.base is None or self.count == 1:
+            return self.node
+        first, apart, axis = self.first, self.apart, self.axis
+        if self.step[axis] < 0:  # from the other end
+            first, apart = first + (self.count - 1) * apart, -apart
+            last = self.start[axis] + (self.count - 1) * self.step[axis]
+            self.start = tuple(last if i == axis else a for i, a in enumerate(self.start))
+            self.step = tuple(abs(s) for s in self.step)
+        shape = tuple(self.count if i == axis else 1 for i in range(len(self.start)))
+        x = make("slice", self.base, starts=(first,), steps=(apart,), sizes=(self.count,))
+        return make("reshape", x, shape=shape)
+
+
 # Gradients of slices: sums of arrays that are zero outside a few boxes
 
+TERMS = 16  # nodes of a sum that are looked at
+POSITIVE = {"exp", "abs", "sigmoid", "cosh"}  # never -0.0
 FEW = 16  # boxes in general position are compared pairwise up to so many
 Placed = dict[tuple[tuple[int, ...], ...], Node]  # (starts, steps, sizes) -> what lies there
 
@@ -456,18 +527,35 @@ def plus_zero(x: Node, make: Make) -> Node:
 
 
 def unsigned(x: Node) -> bool:
-    """Whether no element is -0.0, since 0.0 was added to all of them, or to all pieces."""
+    """Whether no element is -0.0 by construction: of a sum if one term is not, of an assembled
+    array if no piece is. Nodes remember that it is so."""
     stack = [x]
     while stack:
         n = stack.pop()
         if n.op in ir.VIEWS or placed(n) is not None:
             stack += n.inputs
-        elif n.op == "const":
-            if is_literal(n, -0.0):
+        elif n.dtype.kind == "f" and not n.unsigned:
+            if not any(map(_unsigned_term, terms(n))):
                 return False
-        elif n.dtype.kind == "f" and not (n.op == "add" and is_literal(n.inputs[1], 0.0)):
-            return False
+            n.unsigned = True
     return True
+
+
+def terms(x: Node) -> Iterator[Node]:
+    """What x is the sum of, as far as `TERMS` nodes tell."""
+    found = [x]
+    for n in found:
+        while n.op in ir.VIEWS and n.size:
+            n = n.inputs[0]
+        yield n
+        if n.op == "add" and len(found) < TERMS:
+            found += n.inputs
+
+
+def _unsigned_term(n: Node) -> bool:
+    value = literal(n)
+    known = n.unsigned or n.op in POSITIVE
+    return known or (value is not None and not is_literal(n, -0.0))
 
 
 ELEMENTWISE = ir.POINTWISE - {"take"}
@@ -477,5 +565,5 @@ RULES: dict[Rule, Collection[str]] = {
     views: ir.VIEWS, fold: ELEMENTWISE, narrow: ELEMENTWISE, casts: {"cast", "copy"},
     commute: COMMUTATIVE, arithmetic: ir.BINARY, signs: ir.UNARY, logic: ir.BINARY,
     select: {"where"}, reductions: {*ir.REDUCTIONS, "cumsum"}, pieces: {"assemble"},
-    sums_of_pieces: {"add"},
+    elements: {"assemble"}, sums_of_pieces: {"add"},
 }  # fmt: skip
