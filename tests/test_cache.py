@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -33,22 +34,17 @@ def text(number):
     return f"def kernel(P, chunk, chunks):\n    st0(p_i64(P[0]), usz(0), i64({number}))\n"
 
 
-def run(address):
-    """The number that the kernel at an address stores."""
+def run(function):
+    """The number that a kernel stores."""
     out = np.zeros(1, np.int64)
     table = np.array([out.ctypes.data], np.int64)
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    kind(address)(table.ctypes.data, 0, 1)
+    function.native()(table.ctypes.data, 0, 1)
     return int(out[0])
-
-
-KEPT = []  # functions live as long as the object that made them
 
 
 def fresh():
     """The functions of a process that has just started."""
-    KEPT.append(code.Code(code._native))
-    return KEPT[-1]
+    return code.Code(code._native)
 
 
 @pytest.fixture
@@ -133,13 +129,13 @@ DAMAGE = {
 
 
 def test_a_damaged_file_is_compiled_anew_and_replaced(folder):
-    address = fresh().address(text(41))
+    function = fresh().function(text(41))
     (path,) = folder.glob("*.kernel")
     good = path.read_bytes()
-    assert run(address) == run(fresh().address(text(41))) == 41
+    assert run(function) == run(fresh().function(text(41))) == 41
     for damage in DAMAGE.values():
         path.write_bytes(damage(good))
-        assert run(fresh().address(text(41))) == 41
+        assert run(fresh().function(text(41))) == 41
         assert cache.load(path.stem) is not None
 
 
@@ -203,7 +199,7 @@ def test_the_cache_can_be_switched_off(value, monkeypatch):
     assert cache.folder() is None
     assert "EVERYO_CACHE_DIR" in cache.report().reason
     assert cache.clear() == 0
-    assert run(fresh().address(text(7))) == 7
+    assert run(fresh().function(text(7))) == 7
 
 
 def no_home():
@@ -227,7 +223,7 @@ def test_without_a_usable_folder_there_is_no_cache_and_no_error(case, tmp_path, 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     NOWHERE[case](monkeypatch, tmp_path)
     assert cache.folder() is None and cache.report().folder is None
-    assert run(fresh().address(text(8))) == 8
+    assert run(fresh().function(text(8))) == 8
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -261,7 +257,7 @@ def test_elsewhere_the_cache_is_off(platform, folder, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.delattr(os, "getuid")
     assert cache.folder() is None and "Linux" in cache.report().reason
-    assert run(fresh().address(text(9))) == 9
+    assert run(fresh().function(text(9))) == 9
 
 
 # Size
@@ -523,10 +519,9 @@ def test_any_bytes_are_judged_without_an_error():
 
 
 def test_functions_without_cache_leave_no_kernel(folder, monkeypatch):
-    monkeypatch.setattr(code.NATIVE, "known", {})
     x = eo.tensor(np.linspace(0.1, 1, 5))
     for wanted in (False, True):
-        monkeypatch.setattr(code.NATIVE, "known", {})
+        monkeypatch.setattr(code.NATIVE, "known", weakref.WeakValueDictionary())
         f = eo.compile(lambda x: eo.tanh(x) * x, cache=wanted)
         np.testing.assert_allclose(f(x).numpy(), np.tanh(x.numpy()) * x.numpy(), rtol=1e-12)
         texts = [p.read_text() for p in folder.glob("*.py")]

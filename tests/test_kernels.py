@@ -432,4 +432,4 @@ def test_kernels_print_as_loops():
 
 def test_every_native_text_compiles():
     for text in (native.EXECUTOR, *(native.copy_text(t) for t in ir.DTYPES)):
-        assert code.NATIVE.address(text)
+        assert code.NATIVE.function(text).address

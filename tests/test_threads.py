@@ -331,6 +331,7 @@ def test_idle_workers_sleep_and_use_no_time():
 def test_workers_do_not_go_home_while_a_program_runs():
     """However long the rows that they cannot share take; they nap meanwhile."""
     workers = pool.Pool(3)
+    assert wait(lambda: workers.idle)  # nobody is on the way home
     running = workers._words[pool.RUNNING // 8 :]
     running[0] = 1
     workers.wake()

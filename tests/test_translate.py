@@ -1,7 +1,7 @@
 """The translator of kernel texts: it makes of them what Numba makes of them, bit for bit."""
 
-import ctypes
 import hashlib
+import weakref
 
 import numpy as np
 import pytest
@@ -10,8 +10,6 @@ from ir_programs import random_graph
 from everyo.compile import code, cpu, prelude
 from everyo.compile.emit import HEAD
 from everyo.compile.ir import IRError
-
-KIND = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 def by_numba(text, keep=False):
@@ -23,14 +21,14 @@ def by_numba(text, keep=False):
     kernel = names["kernel"]
     kernel.__name__ = kernel.__qualname__ = f"k{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     made = cfunc(prelude.KERNEL, error_model="numpy")(kernel)
-    return made.address, made
+    return code.Function(made.address, made)
 
 
-def results(address, inputs, count, dtype, chunk=0, chunks=1):
+def results(function, inputs, count, dtype, chunk=0, chunks=1):
     """What a kernel leaves in its second array, for numbers in its first."""
     given, out = np.array(inputs), np.zeros(count, dtype)
     table = np.array([given.ctypes.data, out.ctypes.data, len(given)], np.int64)
-    KIND(address)(table.ctypes.data, chunk, chunks)
+    function.native()(table.ctypes.data, chunk, chunks)
     return out
 
 
@@ -104,13 +102,11 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_language_means_what_numba_says(name):
     text = TEXTS[name]
-    address, memory = code._native(text, False)
-    theirs, kept = by_numba(text)
+    ours, theirs = code._native(text, False), by_numba(text)
     for inputs in (INTEGERS, [1], [5, 4]):
-        got = results(address, inputs, len(inputs), np.int64)
+        got = results(ours, inputs, len(inputs), np.int64)
         want = results(theirs, inputs, len(inputs), np.int64)
         assert got.tolist() == want.tolist()
-    assert memory is not None and kept is not None
 
 
 def bits(a):
@@ -131,7 +127,7 @@ def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
             yield [bits(a) for a in (*cpu.Program(graph)(arrays), *arrays)]
 
     ours = list(finals())
-    monkeypatch.setattr(code.NATIVE, "known", {})
+    monkeypatch.setattr(code.NATIVE, "known", weakref.WeakValueDictionary())
     monkeypatch.setattr(code.NATIVE, "make", by_numba)
     theirs = list(finals())
     assert len(code.NATIVE.known) > 10
@@ -140,15 +136,21 @@ def test_programs_are_the_same_bits_by_numba(mood, monkeypatch):
 
 def test_llvm_links_where_our_linker_does_not():
     """On macOS, on Windows, and for whatever relocation is new."""
+    import llvmlite.binding as llvm
+
     for name in ("arithmetic", "halves", "while and break"):
         text = TEXTS[name] + "    # by LLVM\n"
         module, made = code.compiled(text)
-        address, engine = code._linked_by_llvm(module, made.symbol)
-        ours, memory = code._native(TEXTS[name], False)
-        inputs = len(INTEGERS)
-        got, want = (results(a, INTEGERS, inputs, np.int64).tolist() for a in (address, ours))
-        assert got == want
-        assert engine is not None and memory is not None
+        stored = llvm.ObjectFileRef.from_data(made.code)
+        ways = (
+            lambda engine, module=module: engine.add_module(module),
+            lambda engine, stored=stored: engine.add_object_file(stored),
+        )
+        linked = [code._linked_by_llvm(made.symbol, add) for add in ways]
+        assert linked[0].owner is not linked[1].owner  # one engine has no two of one name
+        functions = [code._native(TEXTS[name], False), *linked]
+        want, *got = (results(f, INTEGERS, len(INTEGERS), np.int64).tolist() for f in functions)
+        assert got == [want, want]
 
 
 WRONG = {

@@ -1,50 +1,82 @@
 """Kernel text -> function: machine code from the disk or through LLVM, or plain Python.
 
-Functions are made once per process and text, so equal kernels of all programs are one. Machine code
-is linked by `everyo.compile.elf`, and by LLVM where that cannot; Numba (for its types) and LLVM are
-imported only when something must be compiled.
+Equal kernels of all programs are one function. Whoever runs its address holds the function, which
+owns the machine code; the ones asked for last are kept beyond that. Machine code is linked by
+`everyo.compile.elf`, and by LLVM where that cannot; Numba (for its types) and LLVM are imported
+only when something must be compiled.
 """
 
 import ctypes
 import hashlib
 import os
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from everyo.compile import cache as disk
 from everyo.compile import elf
 from everyo.core.forks import renewed
 
-Made = tuple[int, Any]  # address, and what keeps it alive
+RECENT = 1024  # functions kept whether or not anybody uses them
+PER_ENGINE = 16  # kernels that one LLVM engine links
+Call = Callable[[int, int, int], None]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function in memory, for as long as this object lives."""
+
+    address: int
+    owner: Any  # frees the code when it dies
+
+    def native(self) -> Call:
+        """To be called from Python, without the GIL; holds the function."""
+        call: Any = _signature()(self.address)
+        call.function = self
+        return cast(Call, call)
+
+
+@cache
+def _signature() -> Any:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
 class Code:
-    """Functions by text, one per process."""
+    """The functions of this process by their text: those in use, and the ones asked for last."""
 
-    make: Callable[[str, bool], Made]
-    known: dict[str, Made] = field(default_factory=dict)
-    lock: Any = field(default_factory=lambda: renewed(threading.Lock()))
+    def __init__(self, make: Callable[[str, bool], Function]) -> None:
+        self.make = make
+        self.known: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()
+        self.recent: OrderedDict[str, Function] = OrderedDict()
+        # a destructor that runs meanwhile in this thread may compile as well
+        self.lock = renewed(threading.RLock())
 
-    def address(self, text: str, keep: bool = True) -> int:
-        """The address of the function of a text; `keep` says whether it may go to the disk."""
-        if text not in self.known:
-            with self.lock:
-                if text not in self.known:
-                    self.known[text] = self.make(text, keep)
-        return self.known[text][0]
+    def function(self, text: str, keep: bool = True) -> Function:
+        """The function of a text; `keep` says whether it may go to the disk."""
+        with self.lock:
+            found = self.known.get(text)
+            if found is None:
+                found = self.known[text] = self.make(text, keep)
+            self.recent[text] = found
+            self.recent.move_to_end(text)
+            while len(self.recent) > RECENT:
+                self.recent.popitem(last=False)
+        return found
 
 
-def _native(text: str, keep: bool) -> Made:
+def _native(text: str, keep: bool) -> Function:
     name = disk.key(text) if keep and disk.folder() is not None else None
     stored = disk.load(name) if name else None
     made = None if stored is None else _link(stored)
     if made is None:
         module, stored = compiled(text)
-        made = _link(stored) or _linked_by_llvm(module, stored.symbol)
+        made = _link(stored) or _linked_by_llvm(
+            stored.symbol, lambda engine: engine.add_module(module)
+        )
         if name and _linkable(stored.code):
             disk.store(name, text, stored)
     return made
@@ -53,6 +85,7 @@ def _native(text: str, keep: bool) -> Made:
 def compiled(text: str) -> tuple[Any, disk.Stored]:
     """The optimised LLVM module of a kernel, and its machine code."""
     import llvmlite.binding as llvm
+    from llvmlite.binding.newpassmanagers import NewPassManager
 
     from everyo.compile.translate import translate
 
@@ -67,6 +100,8 @@ def compiled(text: str) -> tuple[Any, disk.Stored]:
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getModulePassManager()
     passes.run(module, builder)
+    NewPassManager._dispose(passes)  # llvmlite frees it only if its base classes are in this order
+    passes.detach()
     return module, disk.Stored(symbol, machine.emit_object(module))
 
 
@@ -124,44 +159,54 @@ def _find(name: str) -> int:
     return address
 
 
-def _link(stored: disk.Stored) -> Made | None:
+def _link(stored: disk.Stored) -> Function | None:
     """The function of object code, None if it cannot be linked here."""
     try:
-        return elf.link(stored.code, stored.symbol, _find)
+        return Function(*elf.link(stored.code, stored.symbol, _find))
     except elf.NotLinkable:
         if not _linkable(stored.code):
             return None
     import llvmlite.binding as llvm
 
-    engine = _engine()
-    engine.add_object_file(llvm.ObjectFileRef.from_data(stored.code))
-    engine.finalize_object()
-    return engine.get_function_address(stored.symbol), engine
+    code = llvm.ObjectFileRef.from_data(stored.code)
+    return _linked_by_llvm(stored.symbol, lambda engine: engine.add_object_file(code))
 
 
-def _linked_by_llvm(module: Any, symbol: str) -> Made:
-    engine = _engine()
-    engine.add_module(module)
-    engine.finalize_object()
-    return engine.get_function_address(symbol), engine
+class _Engine:
+    """An LLVM engine. It frees what it has linked when it dies, all at once: so each links a few
+    kernels. One for each kernel takes seven times as long."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        machine = _target().create_target_machine()
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self.symbols: set[str] = set()
+
+    def link(self, symbol: str, add: Callable[[Any], None]) -> Function:
+        """The function of what `add` gives to the engine."""
+        add(self.engine)
+        self.engine.finalize_object()
+        self.symbols.add(symbol)
+        return Function(self.engine.get_function_address(symbol), self)
 
 
-@cache
-def _engine() -> Any:
-    """The one LLVM engine that links: an engine for each kernel takes ten times as long."""
-    import llvmlite.binding as llvm
-
-    machine = _target().create_target_machine()
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+_ENGINES: list[_Engine] = []  # the one that links next; `Code.lock` is held
 
 
-def _load_plain(text: str, keep: bool) -> Made:
+def _linked_by_llvm(symbol: str, add: Callable[[Any], None]) -> Function:
+    if not _ENGINES or len(_ENGINES[0].symbols) == PER_ENGINE or symbol in _ENGINES[0].symbols:
+        _ENGINES[:] = [_Engine()]
+    return _ENGINES[0].link(symbol, add)
+
+
+def _load_plain(text: str, keep: bool) -> Function:
     from everyo.compile import plain
 
     names = plain.scope(text)
     exec(text, names)
-    plain.FUNCTIONS.append(names["kernel"])
-    return len(plain.FUNCTIONS) - 1, names["kernel"]
+    kernel = names.pop("kernel")
+    return Function(plain.enter(kernel), kernel)
 
 
 NATIVE = Code(_native)

@@ -1,9 +1,9 @@
 """Graph -> machine code that runs on the CPU: tables of pointers, rows of kernels, one executor.
 
 A `Program` is a table of rows (function, pointer table, chunks, parallel) that a native executor
-walks: no Python between kernels, the GIL released. Functions are compiled once per process and
-text. Addresses of inputs and outputs are patched into the tables at each call; everything else
-lies in one arena.
+walks: no Python between kernels, the GIL released. Programs share functions of one text and hold
+those that they run. Addresses of inputs and outputs are patched into the tables at each call;
+everything else lies in one arena.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import numpy as np
 
 from everyo.compile import native
 from everyo.compile.blas import ONE_THREAD
-from everyo.compile.code import NATIVE, PLAIN
+from everyo.compile.code import NATIVE, PLAIN, Call
 from everyo.compile.ir import Graph, Node, require
 from everyo.compile.pool import THREADS, WAKE_NS
 from everyo.compile.rows import ROW, Plan, sources
@@ -102,7 +102,7 @@ class Program:
                 woken.end()
         return self._control.status[0]
 
-    def alone(self) -> tuple[Callable[[int, int, int], None], int, Any] | None:
+    def alone(self) -> tuple[Call, int, Any] | None:
         """For programs that need neither workers nor the BLAS on one thread: the native executor,
         the address to call it with (and 0, 1), and where the status is then."""
         if self._shared or self._blas is ONE_THREAD:
@@ -144,16 +144,15 @@ class Program:
         finally:
             control.all()
 
-    def _executor(self) -> Callable[[int, int, int], None]:
-        address = self._code.address(native.EXECUTOR)
+    def _executor(self) -> Call:
+        function = self._code.function(native.EXECUTOR)
         if self.jit:
-            kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-            return kind(address)  # ctypes releases the GIL
+            return function.native()
         from everyo.compile import plain
 
         def execute(control: int, chunk: int, chunks: int) -> None:
             with np.errstate(all="ignore"):
-                plain.call(address, control, chunk, chunks)
+                plain.call(function.address, control, chunk, chunks)
 
         return execute
 

@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -162,7 +163,15 @@ def poke(address: int, value: int) -> None:
     words(address)[0] = value
 
 
-FUNCTIONS: list[Callable[..., None]] = []  # a kernel's "address" is its place here
+FUNCTIONS: weakref.WeakValueDictionary[int, Callable[..., None]] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def enter(kernel: Callable[..., None]) -> int:
+    """The address of a kernel, for as long as it lives."""
+    address = next(_NUMBERS)
+    FUNCTIONS[address] = kernel
+    return address
 
 
 def call(function: int, pointers: int, chunk: int, chunks: int) -> None:

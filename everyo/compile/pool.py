@@ -97,8 +97,7 @@ class Pool:
         self.address = start + -start % 64
         self._words = self._memory.data[(self.address - start) // 8 :]
         self._argument = np.array([self.address], np.int64)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self._native = kind(NATIVE.address(WORKER))  # ctypes releases the GIL
+        self._native = NATIVE.function(WORKER).native()
         self._words[YIELD // 8] = _yield_address()
         self._words[NAP // 8], self._words[NAP_TIME // 8] = _nap_address()
         self._words[LOOKS // 8] = self._looks()

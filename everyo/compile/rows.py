@@ -28,7 +28,7 @@ from everyo.compile import (
     tiles,
 )
 from everyo.compile.blas import BLAS
-from everyo.compile.code import NATIVE, PLAIN
+from everyo.compile.code import NATIVE, PLAIN, Function
 from everyo.compile.emit import emit
 from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
@@ -77,6 +77,7 @@ class Plan:
         self.shared_ns = 0.0  # what the rows worth several threads take on one
         self.checked = os.environ.get("EVERYO_CHECK") == "1"
         self.code = NATIVE if jit else PLAIN
+        self.functions: set[Function] = set()  # what the rows and tables have addresses of
         self.blas = BLAS if jit else None
         self.schedule = fuse.fuse(graph)
         self.legal = self.schedule.legal
@@ -158,7 +159,7 @@ class Plan:
         table = np.array(rows, np.int64)
         entry = np.array([table.ctypes.data], np.int64)
         self.tables += [table, entry]
-        function = self.code.address(launches.PAIRS, self.keep)
+        function = self._code(launches.PAIRS)
         self.launches.append((function, entry.ctypes.data, chunks, 1))
         self.shared_ns += sum(works)
         self.launched = len(self.rows)
@@ -201,6 +202,12 @@ class Plan:
         start = self.arena.ctypes.data
         self.base = start + -start % memory.ALIGN
 
+    def _code(self, text: str) -> int:
+        """The address of the function of a text, which stays as long as the plan."""
+        function = self.code.function(text, self.keep)
+        self.functions.add(function)
+        return function.address
+
     def _address(self, table: np.ndarray, at: int, n: Node, shift: int = 0) -> None:
         """Put the address of a value into a table, now or at each call."""
         root, start = self.legal.home(n)
@@ -223,7 +230,7 @@ class Plan:
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
         self.works.append(work)
-        function = self.code.address(text, self.keep)
+        function = self._code(text)
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
@@ -266,7 +273,7 @@ class Plan:
         for at, n, shift in t.addresses:
             self._address(words, at, n, shift)
         for at, text in t.functions:
-            words[at] = self.code.address(text, self.keep)
+            words[at] = self._code(text)
         self.tables.append(words)
         start = self.base + self.offsets[step, 0]
         table = np.array([words.ctypes.data, len(words), start], np.int64)
@@ -333,7 +340,7 @@ class Plan:
         t[tiled.BY_COLUMNS] = p.by_columns
         nodes = [p.a.base, p.b.base, n]
         name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
-        t[tiled.PANEL] = self.code.address(tiled.panel(n, shape), self.keep)
+        t[tiled.PANEL] = self._code(tiled.panel(n, shape))
         t[[tiled.HEIGHT, tiled.WIDTH, tiled.LANES]] = shape.rows, shape.width, shape.lanes
         t[[tiled.SHARED, tiled.DEEP]] = tiles.BLOCK * shape.rows, tiles.DEPTH
         work = p.flops * FLOP_NS
