@@ -111,6 +111,24 @@ def test_sizes_at_run_time_change_no_bit(make, monkeypatch):
     assert [out.tobytes() for out in cpu.Program(graph)(arrays)] == one
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("op", ["exp", "tanh", "log1p", "sigmoid", "sin"])
+def test_long_loops_give_each_element_the_bits_that_short_ones_give(op, dtype):
+    """Whether vectors run abreast, in the rest of such a loop, or not at all."""
+
+    def program(size):
+        b = Builder()
+        return cpu.Program(b.graph(b.op(op, b.input((size,), dtype))))
+
+    x = random(loops.LONG + 100, dtype=dtype)
+    long, short = program(x.size), program(loops.LONG - 1)
+    assert "abreast" in long.source() and "abreast" not in short.source()
+    (whole,) = long([x])
+    for start in (0, x.size - short.graph.inputs[0].size):
+        part = np.ascontiguousarray(x[start : start + loops.LONG - 1])
+        assert short([part])[0].tobytes() == whole[start : start + part.size].tobytes()
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_indices_in_long_tables_are_clamped(jit):
     b = Builder()

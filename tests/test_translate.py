@@ -10,6 +10,7 @@ from ir_programs import random_graph
 from everyo.compile import code, cpu, prelude
 from everyo.compile.emit import HEAD
 from everyo.compile.ir import IRError
+from everyo.compile.translate import translate
 
 
 def by_numba(text, keep=False):
@@ -75,6 +76,10 @@ TEXTS = {
     ),
     "a range with a step": whole("y = 0", "for k in range(2, 30, 7):", "    y = y * 31 + k"),
     "a range of one number": whole("y = 0", "for k in range(4):", "    y += k * k"),
+    "turns abreast": whole("y = 1", "for k in abreast(2, 9):", "    y = y * 31 + k"),
+    "narrow words compare": whole(
+        "a, b = i32(x), i32(x * 3)", "y = i64(a < b) + i64(a == b) * 2 + i64(a >= b) * 4",
+    ),
     "an empty range": whole("y = 5", "for k in range(x, x):", "    y = 6"),
     "a changed counter": whole(
         "y = 0", "for k in range(5):", "    y += k", "    k = 100", "y += k"
@@ -107,6 +112,14 @@ def test_the_language_means_what_numba_says(name):
         got = results(ours, inputs, len(inputs), np.int64)
         want = results(theirs, inputs, len(inputs), np.int64)
         assert got.tolist() == want.tolist()
+
+
+def test_loops_abreast_say_so_to_llvm_and_no_others():
+    body = "    for i in {}(usz(0), usz(P[2])):\n        st1(p_i64(P[1]), i, ld0(p_i64(P[0]), i))\n"
+    text = HEAD + "\n" + "".join(body.format(walk) for walk in ("abreast", "range", "abreast"))
+    lines = str(translate(text, "kernel", "")).splitlines()
+    assert sum("!llvm.loop" in line for line in lines) == 2
+    assert sum("llvm.loop.interleave.count" in line for line in lines) == 1
 
 
 def bits(a):

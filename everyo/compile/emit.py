@@ -187,7 +187,8 @@ class Printer:
 
     def loop(self, s: Loop) -> Iterator[str]:
         step = f", usz({s.step})" if s.end else ""
-        yield f"for {s.var} in range({self.bound(s.start)}, {self.bound(s.stop)}{step}):"
+        walk = "abreast" if s.abreast else "range"
+        yield f"for {s.var} in {walk}({self.bound(s.start)}, {self.bound(s.stop)}{step}):"
         if s.end:
             yield f"    {s.end} = min({s.var} + usz({s.step}), {self.bound(s.stop)})"
         for line in self.body(s.body):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from everyo.compile.fuse import COST, Group
+from everyo.compile.fuse import COST, COSTLY, Group
 from everyo.compile.ir import F32, F64, I64, Node
 from everyo.compile.nest import Nest
 from everyo.compile.program import (
@@ -49,6 +49,7 @@ BLOCK = 1024  # a sum runs over at most so many elements before it goes to float
 FEW = 4  # so many elements of a sum may be added one by one
 LANES = 64  # elements that a vectorised sum takes at once; what remains is added one by one
 SHORT = 8  # sums of fewer elements are too short for any vector
+LONG = 512  # elements of a loop over costly functions that computes several vectors side by side
 DEEP = 256  # a float32 column sum takes at most so many rows before it goes to float64
 NESTED = 3  # inner loops; more axes than that share one loop (Python allows 20 nested blocks)
 FLAT_UNIT = 16  # chunks of flat kernels are cut at multiples of this
@@ -144,7 +145,8 @@ class _Lowering:
                 low, high = ("block", "end") if self._blocked() else ("low", "high")
             elif cut:
                 low, high = "block", "end"
-            body = (Loop(var, low, high, (*digits, *body)),)
+            abreast = i == len(ranges) - 1 and size >= LONG and any(map(_costly, body))
+            body = (Loop(var, low, high, (*digits, *body), abreast=abreast),)
             if runs:
                 body = (*self.before_run, *body, *self.after_run)
             if cut:
@@ -300,6 +302,10 @@ class _Lowering:
             return [share, Loop("r", "low", "high", tuple(body), "grid")]
         rows = Loop("r", "rows", "deep", tuple(body), "grid")
         return [share, Loop("rows", "low", "high", (rows, *self.flushes), "block", DEEP, "deep")]
+
+
+def _costly(s: Statement) -> bool:
+    return isinstance(s, Let) and s.op in COSTLY
 
 
 def _index(n: Node) -> int:

@@ -260,6 +260,6 @@ HELPERS = (
     call_with,
 )
 NAMES: dict[str, Any] = {
-    "np": np, "usz": int, **WRAPPING, **{f.__name__: f for f in HELPERS},
+    "np": np, "usz": int, "abreast": range, **WRAPPING, **{f.__name__: f for f in HELPERS},
     **{kind: _cast(kind) for kind in CTYPES}, **{f"p_{kind}": _pointer(kind) for kind in CTYPES},
 }  # fmt: skip

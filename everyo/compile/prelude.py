@@ -307,7 +307,7 @@ NAMES: dict[str, Any] = {
     "np": np, "usz": np.uintp, "f32": np.float32, "f64": np.float64, "i32": np.int32,
     "i64": np.int64, "u64": np.uint64, "b8": np.bool_, "pair_add": pair_add,
     "pair_total": pair_total, "mulhi": mulhi, "philox": philox, "peek": peek, "poke": poke,
-    "call": call, "call_with": call_with,
+    "call": call, "call_with": call_with, "abreast": range,
     "gemm_f32": _gemm(ir.FloatType(), INTEGER), "gemm_f64": _gemm(ir.DoubleType(), INTEGER),
     "bits_f32": _bits(types.float32, ir.FloatType()),
     "bits_f64": _bits(types.float64, ir.DoubleType()),

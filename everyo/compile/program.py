@@ -227,6 +227,7 @@ class Loop:
     """for var in range(start, stop); with `step` > 1 the loop is over blocks, up to `end`.
 
     `kind`: "grid" iterations are independent but for accumulators, "block" and "inner" are serial.
+    `abreast`: long and full of arithmetic, so that several vectors belong side by side.
     """
 
     var: str
@@ -236,6 +237,7 @@ class Loop:
     kind: str = "inner"
     step: int = 1  # above 0
     end: str = ""
+    abreast: bool = False
 
     def __str__(self) -> str:
         step = f" step {self.step} to {self.end}" if self.end else ""

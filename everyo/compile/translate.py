@@ -23,6 +23,7 @@ from everyo.compile.half import HALF, from_bits, to_bits
 from everyo.compile.intrinsics import BIT, DOUBLE, FLOAT, I32, I64, Word
 from everyo.compile.ir import IRError
 
+ABREAST = 4  # vectors side by side in long loops of arithmetic
 INT, WORD, SINGLE, BOOL = types.int64, types.uint64, types.float32, types.boolean
 INTEGERS = {types.int32: 32, INT: 64, WORD: 64}
 FLOATS = {SINGLE: FLOAT, types.float64: DOUBLE, HALF: FLOAT}
@@ -164,8 +165,8 @@ class _Translator:
                 self._if(s)
             case ast.While():
                 self._while(s)
-            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
-                self._for(name, s)
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id=walk))):
+                self._for(name, s, walk)
             case ast.Break():
                 self.builder.branch(self.loops[-1][1])
             case ast.Continue():
@@ -201,8 +202,10 @@ class _Translator:
         self._branch(s.test, body, end)
         self._loop(s.body, body, head, end)
 
-    def _for(self, name: str, s: ast.For) -> None:
+    def _for(self, name: str, s: ast.For, walk: str) -> None:
         assert isinstance(s.iter, ast.Call)
+        if walk not in ("range", "abreast"):
+            raise self._unknown(s)
         given = [self._value(a) for a in s.iter.args]
         first, last, step = {1: (Number(0), *given, Number(1)), 2: (*given, Number(1))}.get(
             len(given), tuple(given)
@@ -224,8 +227,19 @@ class _Translator:
         self.builder.position_at_end(following)
         flags = ("nsw",) if signed else ("nuw",)  # what is below `stop` can be counted on
         self.builder.store(self.builder.add(self.builder.load(counter), by, flags=flags), counter)
-        self.builder.branch(head)
+        again = self.builder.branch(head)
+        if walk == "abreast":
+            again.set_metadata("llvm.loop", self._side_by_side())
         self.builder.position_at_end(end)
+
+    def _side_by_side(self) -> ir.MDValue:
+        """What tells LLVM to compute ABREAST vectors in every turn of a loop. It would take two of
+        a long body, in which each instruction waits for the one before, and so would the processor.
+        """
+        count = self.module.add_metadata(["llvm.loop.interleave.count", ir.Constant(I32, ABREAST)])
+        loop = ir.MDValue(self.module, [], name=str(len(self.module.metadata)))
+        loop.operands = (loop, count)  # as it names itself, it is of this loop alone
+        return loop
 
     def _loop(self, body: list[ast.stmt], block: ir.Block, again: ir.Block, end: ir.Block) -> None:
         self.builder.position_at_end(block)
@@ -348,8 +362,10 @@ class _Translator:
         return b.select(none, zero, out)
 
     def _compare(self, op: ast.cmpop, a: Operand, b: Operand, e: ast.AST) -> Value:
-        kind, x, y = self._together(a, b, e, comparing=True)
         sign = _SIGNS[type(op)]
+        if isinstance(a, Value) and isinstance(b, Value) and a.kind == b.kind == types.int32:
+            return Value(BOOL, self.builder.icmp_signed(sign, a.code, b.code))  # fills a vector
+        kind, x, y = self._together(a, b, e, comparing=True)
         if kind in FLOATS:
             compare: Any = (
                 self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered

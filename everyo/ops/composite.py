@@ -60,9 +60,8 @@ def _rows(xp, a):
 
 def _cross_entropy_vjp(xp, g, y, a, labels):
     _, e, total = _rows(xp, a)
-    g = xp.reshape(g, (*g.shape, 1))
-    scaled = xp.multiply(xp.divide(e, total), g)
-    return xp.subtract(scaled, xp.spread(xp.reshape(g, g.shape[:-1]), labels, a.shape[-1]))
+    scale = xp.divide(xp.reshape(g, (*g.shape, 1)), total)
+    return xp.subtract(xp.multiply(e, scale), xp.spread(g, labels, a.shape[-1]))
 
 
 @op(
