@@ -149,10 +149,8 @@ class Entry:
         traced = self.traced
         held = None
         if traced.results and self.grad and not self.spent:
-            held = [
-                a.copy() if copied else a
-                for a, copied in zip(arrays, self.copied(leaves), strict=True)
-            ]
+            copied = self.copied([isinstance(x, Tensor) for x in leaves])
+            held = [a.copy() if c else a for a, c in zip(arrays, copied, strict=True)]
         outputs = self.program(arrays)
         self.runs += 1
         if self.written:
@@ -225,12 +223,12 @@ class Entry:
 
     # ------------------------------------------------------------------ gradients from outside
 
-    def copied(self, leaves: Sequence[Any]) -> list[bool]:
+    def copied(self, tensors: Sequence[bool]) -> list[bool]:
         """Which inputs a later backward() needs copies of: what the call overwrites, and arrays,
-        which unlike tensors do not remember that they were written."""
+        which unlike tensors do not remember that they were written. `tensors` says which arguments
+        are tensors."""
         return [
-            i in self.written
-            or not (s.kind == "data" or (s.kind == "arg" and isinstance(leaves[s.owner], Tensor)))
+            i in self.written or not (s.kind == "data" or (s.kind == "arg" and tensors[s.owner]))
             for i, (s, _) in enumerate(self.inputs)
         ]
 
@@ -266,18 +264,22 @@ class Entry:
         were."""
         parents = [leaves[p] if isinstance(p, int) else p for p in self.traced.parents]
         saved = [*parents, *self.tensors, *(x for x in leaves if isinstance(x, Tensor))]
+        cells = [t._cell for t in saved]
         for i in self.traced.results:
-            out = results[i]
+            results[i].grad_node = self.node(i, leaves, parents, held, cells)
+            results[i]._requires_grad = True
 
-            def backward_fn(
-                gradient: Any, xp: Any = NUMPY, through: Node | None = None, i: int = i
-            ) -> list[Any]:
-                if through is not None or MODE.trace is not None:
-                    return self._eager_backward(i, leaves, parents, held, gradient, xp)
-                return self._compiled_backward(i, leaves, held, gradient)
+    def node(
+        self, i: int, leaves: Sequence[Any], parents: list[Any], held: list, cells: list
+    ) -> Node:
+        """The node of result i."""
 
-            out.grad_node = Node(self.name, parents, backward_fn, {}, [t._cell for t in saved])
-            out._requires_grad = True
+        def backward_fn(gradient: Any, xp: Any = NUMPY, through: Node | None = None) -> list[Any]:
+            if through is not None or MODE.trace is not None:
+                return self._eager_backward(i, leaves, parents, held, gradient, xp)
+            return self._compiled_backward(i, leaves, held, gradient)
+
+        return Node(self.name, parents, backward_fn, {}, cells)
 
     def _compiled_backward(
         self, i: int, leaves: Sequence[Any], held: list, gradient: np.ndarray

@@ -115,6 +115,10 @@ class _Writer:
     def __call__(self, *lines: str) -> None:
         self.lines += ["    " * self.indent + line for line in lines]
 
+    def is_tensor(self, i: int) -> bool:
+        """Whether argument i is a tensor."""
+        return self.arrays[i] not in ("", self.leaves[i])
+
     def unless(self, condition: str) -> None:
         self(f"if not ({condition}): return MISS")
 
@@ -330,15 +334,11 @@ def _run(w: _Writer, inputs: list[str]) -> None:
         ]
         w(f"o{i} = {free[0]} else {free[1]} else {w.constant(pool.take)}()")
     if _hangs(entry):
-        fetched = (
-            f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))"
-            for s, _ in entry.inputs
-        )
-        w(f"kept = {w.constant(entry.copied)}(({', '.join([*w.leaves, ''])}))")
-        w(
-            "held = "
-            f"[{', '.join(f'{h}.copy() if kept[{i}] else {h}' for i, h in enumerate(fetched))}]"
-        )
+        copied = entry.copied([w.is_tensor(i) for i in range(len(w.leaves))])
+        held = [
+            _fetched(w, s) + ".copy()" * c for (s, _), c in zip(entry.inputs, copied, strict=True)
+        ]
+        w(f"held = [{', '.join(held)}]")
     objects, bound, me = map(w.constant, (program.objects, program.bound, object()))
     stores = [f"{objects}[{i}] = {address}" for i, address in enumerate(
         [*inputs, *(f"id(o{i})" for i in outputs)])]  # fmt: skip
@@ -356,7 +356,7 @@ def _run(w: _Writer, inputs: list[str]) -> None:
         source = entry.traced.sources[i]
         if source.kind == "data":
             written.append(w.constant(source.owner))
-        elif source.kind == "arg" and w.arrays[source.owner] != w.leaves[source.owner]:
+        elif source.kind == "arg" and w.is_tensor(source.owner):
             written.append(w.leaves[source.owner])
     if written:
         cells = " = ".join(f"{t}._cell[0]" for t in written)
@@ -446,9 +446,26 @@ def _results(w: _Writer) -> None:
         for i in traced.results:
             w(f"r{i}.grad_node = {w.constant(entry.spent_node())}", f"r{i}._requires_grad = True")
     if _hangs(entry):
-        listed = f"[{', '.join(names)}]"
-        w(f"{w.constant(entry.hang)}({listed}, ({', '.join([*w.leaves, ''])}), held)")
+        _hang(w)
     w(f"return {_built(w, traced.structure, iter(names))}")
+
+
+def _fetched(w: _Writer, s: Any) -> str:
+    """The array of an input."""
+    if s.kind == "arg" and w.arrays[s.owner]:
+        return w.arrays[s.owner]
+    return f"asarray({w.constant(s)}.fetch(({', '.join([*w.leaves, ''])})))"
+
+
+def _hang(w: _Writer) -> None:
+    """What `Entry.hang` does."""
+    entry, tensors = w.entry, [name for i, name in enumerate(w.leaves) if w.is_tensor(i)]
+    parents = [w.leaves[p] if isinstance(p, int) else w.constant(p) for p in entry.traced.parents]
+    saved = dict.fromkeys([*parents, *map(w.constant, entry.tensors), *tensors])
+    w(f"parents, cells = [{', '.join(parents)}], [{', '.join(f'{t}._cell' for t in saved)}]")
+    for i in entry.traced.results:
+        given = f"{i}, ({', '.join([*w.leaves, ''])}), parents, held, cells"
+        w(f"r{i}.grad_node, r{i}._requires_grad = {w.constant(entry.node)}({given}), True")
 
 
 def _built(w: _Writer, structure: Any, names: Any) -> str:
