@@ -52,8 +52,17 @@ def folder(tmp_path, monkeypatch):
     """An empty cache folder of this test."""
     where = tmp_path / "kernels"
     monkeypatch.setenv("EVERYO_CACHE_DIR", str(where))
-    monkeypatch.setattr(cache, "_stores", itertools.count())
     return where
+
+
+def listed(folder):
+    """The names of the files in the folder but for the one that only counts."""
+    return sorted({p.name for p in folder.iterdir()} - {cache._COUNTER})
+
+
+def pages(folder):
+    """The room that the kernels and texts in the folder take."""
+    return sum(cache._pages(info.st_size) for _, info in cache._files(folder))
 
 
 def python(script, *arguments, **environment):
@@ -240,7 +249,7 @@ def test_a_folder_that_can_only_be_read_is_read(folder, monkeypatch):
     assert cache.load(NAME) == STORED
     cache.store(OTHER, "", STORED)
     assert cache.load(OTHER) is None
-    assert sorted(folder.iterdir()) == sorted([path, path.with_suffix(".py")])
+    assert listed(folder) == sorted([path.name, path.with_suffix(".py").name])
 
 
 def test_the_users_cache_folder_is_the_default(tmp_path, monkeypatch):
@@ -268,16 +277,47 @@ def name(i):
 
 
 def test_the_least_recently_used_are_pruned(folder, monkeypatch):
-    monkeypatch.setattr(cache, "CAP_BYTES", 40_000)
-    monkeypatch.setattr(cache, "PRUNE_EVERY", 1)
+    monkeypatch.setattr(cache, "CAP_BYTES", 40 * cache.PAGE)
     now = time.time() - 1000
-    for i in range(40):
-        cache.store(name(i), "", cache.Stored("k", bytes(2000)))
+    for i in range(70):
+        cache.store(name(i), "text", cache.Stored("k", bytes(2000)))
         for path in folder.glob(f"{name(i)}.*"):
             os.utime(path, (now + i, now + i))
-    kept = [i for i in range(40) if cache.load(name(i)) is not None]
-    assert kept == list(range(kept[0], 40)) and 10 <= len(kept) < 20
-    assert sum(p.stat().st_size for p in folder.iterdir()) <= 40_000
+        assert pages(folder) <= 40
+    kept = [i for i in range(70) if cache.load(name(i)) is not None]
+    assert kept == list(range(kept[0], 70)) and 15 <= len(kept) <= 20
+
+
+def test_all_files_are_looked_at_only_after_a_quarter_of_the_cap_was_written(folder, monkeypatch):
+    """However many processes have stored how few kernels each."""
+    looks = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    monkeypatch.setattr(cache, "CAP_BYTES", 400 * cache.PAGE)
+    for i in range(600):
+        cache.store(name(i), "text", cache.Stored("k", bytes(2000)))
+    assert 8 <= len(looks) <= 1 + 1200 // 100
+    assert pages(folder) <= 400
+    before = len(looks)
+    for _ in range(40):  # the same kernel again and again, as many processes may store it
+        cache.store(name(0), "text", cache.Stored("k", bytes(2000)))
+    assert len(looks) <= before + 1
+
+
+@pytest.mark.parametrize("length", [None, 0, 3, 10_000], ids=["gone", "empty", "low", "high"])
+def test_a_counter_that_is_wrong_is_put_right(length, folder, monkeypatch):
+    monkeypatch.setattr(cache, "CAP_BYTES", 100 * cache.PAGE)
+    for i in range(20):
+        cache.store(name(i), "text", cache.Stored("k", bytes(2000)))
+    counter = folder / cache._COUNTER
+    assert counter.stat().st_size == 40
+    if length is None:
+        counter.unlink()
+    else:
+        os.truncate(counter, length)
+    for i in range(20, 200):
+        cache.store(name(i), "text", cache.Stored("k", bytes(2000)))
+    assert pages(folder) <= counter.stat().st_size <= 100
 
 
 def test_pruning_removes_what_dead_writers_left_and_nothing_foreign(folder, monkeypatch):
@@ -290,7 +330,9 @@ def test_pruning_removes_what_dead_writers_left_and_nothing_foreign(folder, monk
         os.utime(folder / file, (old, old))
     monkeypatch.setattr(cache, "CAP_BYTES", 0)
     cache._prune(folder)
-    assert sorted(os.listdir(folder)) == sorted(kept)
+    assert listed(folder) == sorted(kept)
+    monkeypatch.undo()
+    monkeypatch.setenv("EVERYO_CACHE_DIR", str(folder))
     cache.store(NAME, "", STORED)
     assert cache.clear() == 1
     assert sorted(os.listdir(folder)) == sorted(kept[1:])
@@ -324,6 +366,44 @@ def test_killed_writers_leave_a_usable_cache(folder):
     cache.store(NAME, "", STORED)
     assert cache.load(NAME) == STORED
     assert cache.report().kernels == len(found) + 1
+
+
+PRUNER = """
+import os, sys, time
+from everyo.compile import cache
+cache.CAP_BYTES = 200 * cache.PAGE
+looks, scandir = [], os.scandir
+os.scandir = lambda path: looks.append(path) or scandir(path)
+first, count = int(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+for i in range(first, first + count):
+    cache.store(f"{i:040x}", "text", cache.Stored("k", bytes(2000)))
+print(len(looks))
+"""
+
+
+def test_processes_that_prune_at_once_keep_to_the_cap(folder):
+    writers = [python(PRUNER, str(1000 * i), "200") for i in range(4)]
+    looks = [int(output(w)[-1]) for w in writers]
+    stores = 4 * 200
+    assert sum(looks) < stores / 4  # 50 pages, 25 stores, but several may look at once
+    assert pages(folder) <= 200 + 4 * 2 * 25
+    assert all(cache.load(p.stem) is not None for p in folder.glob("*.kernel"))
+
+
+def test_killed_pruners_leave_a_cache_that_is_pruned(folder, monkeypatch):
+    for i in range(6):
+        writer = python(PRUNER, str(10**6 * i), "1000000")
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(0.1 + 0.013 * i)
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        assert pages(folder) <= 210
+    monkeypatch.setattr(cache, "CAP_BYTES", 200 * cache.PAGE)
+    for i in range(200):
+        cache.store(name(10**8 + i), "text", STORED)
+    assert pages(folder) <= 200
+    assert cache.load(name(10**8 + 199)) == STORED
 
 
 SAME = """

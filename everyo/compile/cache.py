@@ -7,7 +7,6 @@ the kernel's text for people to read.
 """
 
 import hashlib
-import itertools
 import os
 import platform
 import re
@@ -27,9 +26,10 @@ from everyo._version import __version__
 from everyo.compile.blas import BLAS
 
 MAGIC = b"EveryO kernel 2\n"
-CAP_BYTES = 256 << 20  # the folder is pruned to three quarters of this when it grows larger
+CAP_BYTES = 256 << 20  # the folder is pruned to three quarters of this when it seems larger
 STALE_SECONDS = 3600  # an unfinished file older than this belongs to a writer that is gone
-PRUNE_EVERY = 64  # kernels that a process stores between two looks at the size of the folder
+PAGE = 4096  # what files take is counted in these
+_COUNTER = ".stored"  # its length is the number of pages in the folder, about
 _PREFIX = ".writing-"
 _OURS = re.compile(rf"[0-9a-f]{{40}}\.(kernel|py)|{re.escape(_PREFIX)}\d+-\d+")
 _NO_CODE = ("NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR")  # settings that machine code does not depend on
@@ -205,14 +205,31 @@ def store(name: str, text: str, stored: Stored) -> None:
     where = folder()
     if where is None:
         return
+    files = {f"{name}.kernel": pack(name, stored), f"{name}.py": text.encode()}
     with suppress(OSError):
-        _write(where, f"{name}.kernel", pack(name, stored))
-        _write(where, f"{name}.py", text.encode())
-        if next(_stores) % PRUNE_EVERY == 0:
+        full = _counted(where, sum(_pages(len(data)) for data in files.values()))
+        for file, data in files.items():
+            _write(where, file, data)
+        if full:
             _prune(where)
 
 
-_stores = itertools.count()
+def _pages(size: int) -> int:
+    return -(-size // PAGE)
+
+
+def _counted(where: Path, pages: int) -> bool:
+    """Count what is about to be written; whether it is time to prune, for which one must look at
+    every file. Appending needs no lock. Too many are counted if files are replaced or writers
+    killed, too few if another process prunes meanwhile; it counts anew."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = os.open(where / _COUNTER, flags, 0o600)
+    try:
+        before = os.fstat(descriptor).st_size
+        os.write(descriptor, bytes(pages))
+    finally:
+        os.close(descriptor)
+    return before == 0 or (before + pages) * PAGE > CAP_BYTES
 
 
 def _write(where: Path, name: str, data: bytes) -> None:
@@ -228,21 +245,21 @@ def _write(where: Path, name: str, data: bytes) -> None:
 
 
 def _prune(where: Path) -> None:
-    """Remove what killed writers left, and the kernels not used for longest if there are too
-    many."""
+    """Remove what killed writers left, and the kernels not used for longest down to three quarters
+    of the cap. So the next look comes after another quarter has been written."""
     files = []
     for path, info in _files(where):
         if not path.name.startswith(_PREFIX):
-            files.append((info.st_mtime, info.st_size, path))
+            files.append((info.st_mtime, _pages(info.st_size), path))
         elif time.time() - info.st_mtime > STALE_SECONDS:
             path.unlink(missing_ok=True)
-    total = sum(size for _, size, _ in files)
-    if total > CAP_BYTES:
-        for _, size, path in sorted(files):
-            if total <= CAP_BYTES * 3 // 4:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
+    total = sum(pages for _, pages, _ in files)
+    for _, pages, path in sorted(files):
+        if total * PAGE <= CAP_BYTES * 3 // 4:
+            break
+        path.unlink(missing_ok=True)
+        total -= pages
+    os.truncate(where / _COUNTER, total)
 
 
 def _files(where: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -272,4 +289,5 @@ def clear() -> int:
     for path, _ in _files(where):
         count += path.suffix == ".kernel"
         path.unlink(missing_ok=True)
+    (where / _COUNTER).unlink(missing_ok=True)
     return count
