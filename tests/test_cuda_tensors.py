@@ -342,3 +342,14 @@ def test_the_check_of_devices_tells_failures(tmp_path):
         env=os.environ | {"EVERYO_CUDA": "emulator", "EVERYO_DISABLE_CUDA": "1"},
     )  # fmt: skip
     assert run.returncode == 1 and "EVERYO_DISABLE_CUDA" in run.stdout
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [1, 12])
+def test_a_launcher_of_the_cpu_takes_no_tensors_of_a_device(cuda, count):
+    step = eo.compile(lambda *x: sum(x[1:], x[0]) * 2)
+    values = [np.full(3, i, np.float32) for i in range(count)]
+    for _ in range(4):
+        for make in (eo.tensor, on_cuda):
+            out = step(*[make(v) for v in values])
+            np.testing.assert_allclose(out.numpy(), 2 * sum(values))

@@ -9,6 +9,7 @@ from steps import training_step
 
 import everyo as eo
 from everyo import nn
+from everyo.compile.launch import LOOKED, MISS
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -234,3 +235,124 @@ def test_a_rebound_array_is_seen_by_a_renewed_launcher():
         if i % 3 == 1:
             model.train(i % 2 == 0)
         np.testing.assert_allclose(f(x).numpy(), model(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+OTHER = eo.tensor(values(3, 4, seed=5))
+
+
+def reshaped(t: Any) -> Any:
+    t = t.detach().clone()
+    t.data.shape = (4, 3)
+    return t
+
+
+def read_only(t: Any) -> Any:
+    t = t.detach().clone()
+    t.data.flags.writeable = False
+    return t
+
+
+class Special(np.ndarray):
+    """An array of another kind."""
+
+
+UNFIT = {
+    "a number": lambda t: 2.0,
+    "None": lambda t: None,
+    "an array": lambda t: t.data,
+    "another dtype": lambda t: t.astype("float64"),
+    "an integer of the same size": lambda t: t.astype("int32"),
+    "another shape": lambda t: t[:, :3],
+    "another rank": lambda t: t.reshape(3, 4, 1),
+    "one reshaped in place": reshaped,
+    "a transposed one": lambda t: eo.tensor(values(4, 3)).T,
+    "every second column": lambda t: eo.tensor(values(3, 8))[:, ::2],
+    "one that needs a gradient": lambda t: eo.tensor(t.data, requires_grad=True),
+    "one with a graph": lambda t: eo.tensor(t.data, requires_grad=True) * 1,
+    "a parameter": lambda t: nn.Parameter(t.data, requires_grad=False),
+    "one over another kind of array": lambda t: eo.Tensor._wrap(t.data.view(Special)),
+    "one that cannot be written": read_only,
+    "one that the function has": lambda t: OTHER,
+}
+
+
+@pytest.mark.parametrize("count", [2, LOOKED, 3 * LOOKED])
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_a_launcher_takes_the_calls_that_fit_and_no_others(count, unfit):
+    def total(*tensors: Any) -> Any:
+        tensors[-1].data += 1
+        out = OTHER * 0.5
+        for i, t in enumerate(tensors):
+            out = out + (i + 1.5) * t
+        return out
+
+    def fresh(seed: int) -> list[Any]:
+        return [eo.tensor(values(3, 4, seed=seed + i)) for i in range(count)]
+
+    other = UNFIT[unfit](tensor(3, 4))  # before, as some of these move the epoch
+    step = eo.compile(total)
+    for seed in range(4):
+        step(*fresh(seed))
+    (launch,) = step._launchers
+    args = fresh(0)
+    for at in (0, count // 2, count - 1):
+        for one in (args, fresh(at), args):
+            want = [t.clone() for t in one]
+            np.testing.assert_allclose(
+                launch(tuple(one), {}).numpy(), total(*want).numpy(), rtol=1e-5
+            )
+        if unfit != "one that cannot be written" or at == count - 1:
+            replaced = (*args[:at], other, *args[at + 1 :])
+            assert launch(replaced, {}) is launch(replaced, {}) is MISS
+        twice = (*args[:at], args[at - 1], *args[at + 1 :])
+        assert launch(twice, {}) is launch(twice, {}) is MISS
+    assert launch(tuple(args[1:]), {}) is launch((*args, OTHER), {}) is MISS
+
+
+@pytest.mark.parametrize("count", [2, 3 * LOOKED])
+def test_arguments_that_are_one_object_or_captured_stay_so(count):
+    """The versions with a repeated argument, or one that the function has, are others."""
+    step = eo.compile(lambda *t: sum(t, OTHER) * t[0])
+    tensors = [eo.tensor(values(3, 4, seed=i)) for i in range(count)]
+    calls = [tensors, [*tensors[:-1], tensors[0]], [OTHER, *tensors[1:]], [OTHER] * count]
+    for _ in range(5):
+        for args in calls:
+            np.testing.assert_allclose(
+                step(*args).numpy(), (sum(args, OTHER) * args[0]).numpy(), rtol=1e-5, atol=1e-5
+            )
+    assert len(step._launchers) == len(calls)
+    for args in calls:
+        assert sum(launch(tuple(args), {}) is not MISS for launch in step._launchers) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3 * LOOKED])
+def test_arrays_beside_tensors_that_stay_are_looked_at(count):
+    own, a, b = values(3, 4, seed=7), values(3, 4, seed=8), values(3, 4, seed=9)
+    step = eo.compile(lambda x, y, *t: sum(t, eo.tensor(x) * 2) - y + own)
+    tensors = [eo.tensor(values(3, 4, seed=i)) for i in range(count)]
+    for _ in range(4):
+        step(a, b, *tensors)
+    (launch,) = step._launchers
+    for pair in ((a, a), (own, b), (a, own), (b, b), (own, own)):
+        assert launch((a, b, *tensors), {}) is not MISS
+        assert launch((*pair, *tensors), {}) is MISS
+
+
+@pytest.mark.parametrize("count", [2, 3 * LOOKED])
+def test_gradients_of_a_function_of_many_tensors_flow_out_of_it(count):
+    step = eo.compile(lambda *t: sum((i + 1) * x.square().sum() for i, x in enumerate(t)))
+    tensors = [eo.tensor(values(3, seed=i), requires_grad=True) for i in range(count)]
+    computed = tensors[-1] * 1
+    for call in range(6):
+        for t in tensors:
+            t.grad = None
+        step(*tensors).backward()
+        for i, t in enumerate(tensors):
+            np.testing.assert_allclose(t.grad, 2 * (i + 1) * t.data, rtol=1e-6)
+        tensors[call % count].data[...] += 1
+    (launch,) = step._launchers
+    assert launch((*tensors[:-1], computed), {}) is MISS
+    late = step(*tensors)
+    tensors[-1].data -= 1
+    with pytest.raises(eo.EveryOGradientError, match="modified"):
+        late.backward()

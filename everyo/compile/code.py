@@ -33,16 +33,17 @@ class Function:
     address: int
     owner: Any  # frees the code when it dies
 
-    def native(self) -> Call:
-        """To be called from Python, without the GIL; holds the function."""
-        call: Any = _signature()(self.address)
+    def native(self, locked: bool = False) -> Call:
+        """To be called from Python, without the GIL or (`locked`) with it; holds the function."""
+        call: Any = _signature(locked)(self.address)
         call.function = self
         return cast(Call, call)
 
 
 @cache
-def _signature() -> Any:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+def _signature(locked: bool) -> Any:
+    kind = ctypes.PYFUNCTYPE if locked else ctypes.CFUNCTYPE
+    return kind(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 class Code:

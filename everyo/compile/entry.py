@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from everyo.compile import collector, ir
+from everyo.compile.buffers import Pool
 from everyo.compile.guards import Guards
-from everyo.compile.launch import Patience, Pool
+from everyo.compile.launch import Patience
 from everyo.compile.place import common_device, is_on, make_program, prepared
 from everyo.compile.traced import Effect, Leaf, Source, Traced, geometry, owner_of
 from everyo.compile.tracing import Call, trace_backward

@@ -14,42 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from everyo.compile import native
+from everyo.compile import look, native
+from everyo.compile.buffers import FREE, Pool
 from everyo.core.autocast import CAST
 from everyo.core.autograd import MODE, TRACES, Clock
 from everyo.core.state import Epoch
 from everyo.core.tensor import Tensor
 
 MISS = object()
-SPARE = 3  # buffers kept per output
 MOST_PATIENCE = 256  # calls
 PAIRWISE = 3  # with more arguments than this, a set of their ids costs less than comparing pairs
 UNPACKED = 64  # entries of a list up to which they are compared one by one
+LOOKED = 8  # tensors from which on machine code looks at them, see `everyo.compile.look`
 
 Launch = Callable[[tuple, dict], Any]
-
-
-class Pool:
-    """Buffers for one output. One is reused only when nobody else refers to it: its reference count
-    also sees every view, memoryview and DLPack export."""
-
-    __slots__ = ("buffers", "dtype", "shape")
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.shape, self.dtype = shape, dtype
-        self.buffers: list[np.ndarray | None] = [np.empty(shape, dtype), None]
-
-    def take(self) -> np.ndarray:
-        """A buffer that only the pool and the caller hold: any that is free, or a new one."""
-        for i in range(len(self.buffers)):
-            if getrefcount(self.buffers[i]) == FREE:
-                return self.buffers[i]  # type: ignore[return-value]
-        b = np.empty(self.shape, self.dtype)
-        if self.buffers[1] is None:
-            self.buffers[1] = b
-        else:
-            self.buffers[:] = [*self.buffers[1 - SPARE :], b]
-        return b
 
 
 class Patience:
@@ -74,15 +52,6 @@ class Patience:
         return True
 
 
-def _calibrate() -> int:
-    """The reference count of a buffer that only its pool holds, asked through the list."""
-    buffers = [np.empty(1)]
-    return getrefcount(buffers[0])
-
-
-FREE = _calibrate()
-
-
 class _NoForm(Exception):
     """This version has no straight form."""
 
@@ -102,6 +71,8 @@ class _Writer:
         }  # fmt: skip
         self.leaves: list[str] = []  # expressions of the dynamic arguments
         self.arrays: list[str] = []  # of their arrays
+        self.looked: list[tuple[int, tuple]] = []  # arguments left to `look`, and what they are
+        self.groups: dict[int, int] = {}  # arguments of one number are one object
         self.epoch = [entry.epoch]
         self.fixed: list[tuple[Tensor, Any]] = []  # tensors, and arrays whose addresses are written
         self.rebound = {id(e.owner) for e in entry.traced.effects if e.what == "data"}
@@ -148,6 +119,9 @@ def launcher(entry: Any, key: Any) -> Launch | None:
         _guards(w)
         w("with lock:")  # an interrupt could come between lock.acquire() and a try
         w.indent = 2
+        if w.looked:
+            _look(w)
+        _gradients(w)
         _run(w, _inputs(w))
         w.indent = 1
         _results(w)
@@ -172,9 +146,7 @@ def renew(launch: Any) -> bool:
 def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     """Check the arguments."""
     remaining = iter(specs)
-    objects: dict[
-        int, list[str]
-    ] = {}  # arguments that must be one object, by the group of their keys
+    looks = look.PLACES is not None and sum(s[0] == "t" for s in specs) >= LOOKED
 
     def visit(s: Any, name: str) -> None:
         if s is None:
@@ -197,16 +169,22 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
 
     def leaf(spec: tuple, name: str) -> None:
         match spec[0]:
+            case "t" if looks:
+                w.groups[len(w.leaves)] = spec[-1]
+                w.arrays.append(f"arrays[{len(w.looked)}]")
+                w.looked.append((len(w.leaves), spec))
+                w.leaves.append(name)
             case "t":
                 shape, dtype, layout, requires, is_leaf, kind = spec[1:7]
                 w.unless(f"type({name}) is {w.constant(kind)}")
                 w(f"{name}_d = {name}._data")
+                w.unless(f"type({name}_d) is ndarray")  # not one of a device
                 w.same_array(f"{name}_d", shape, dtype, layout)
                 w.unless(
                     f"{name}._requires_grad is {requires} and ({name}.grad_node is None) is "
                     f"{is_leaf}"
                 )
-                objects.setdefault(spec[-1], []).append(name)
+                w.groups[len(w.leaves)] = spec[-1]
                 w.leaves.append(name)
                 w.arrays.append(f"{name}_d")
             case "a":
@@ -214,7 +192,7 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
                 if spec[4] is not np.ndarray:  # a NumPy scalar, a subclass
                     w(f"{name} = asarray({name})")
                 w.same_array(name, *spec[1:4])
-                objects.setdefault(spec[-1], []).append(name)
+                w.groups[len(w.leaves)] = spec[-1]
                 w.leaves.append(name)
                 w.arrays.append(name)
             case "f":
@@ -236,16 +214,6 @@ def _arguments(w: _Writer, structure: Any, specs: tuple) -> None:
     for part, name in zip(args, names, strict=True):
         visit(part, name)
     visit((dict, keys, kwargs), "kwargs")
-    for first, *others in objects.values():
-        for other in others:
-            w.unless(f"{first} is {other}")
-    firsts = [names[0] for names in objects.values()]
-    if len(firsts) > PAIRWISE:
-        w.unless(f"len({{{', '.join(f'id({a})' for a in firsts)}}}) == {len(firsts)}")
-    else:
-        for i, a in enumerate(firsts):
-            for b in firsts[i + 1 :]:
-                w.unless(f"{a} is not {b}")
 
 
 def _guards(w: _Writer) -> None:
@@ -265,18 +233,58 @@ def _guards(w: _Writer) -> None:
         w.unless(f"{w.constant(container)}.get({w.constant(key)}, MISS) is {w.constant(value)}")
     for array, contents in entry.traced.frozen:
         w.unless(f"{w.constant(array)}.tobytes() == {w.constant(contents)}")
-    for owner, none in entry.traced.grad_none:
+    looked = {i for i, _ in w.looked}
+    for condition in _identities(w, [i for i in w.groups if i not in looked]):
+        w.unless(condition)
+
+
+def _identities(w: _Writer, leaves: list[int]) -> list[str]:
+    """Conditions on which of these arguments are one object, and which the function has anyway."""
+    groups: dict[int, list[str]] = {}
+    for i in leaves:
+        groups.setdefault(w.groups[i], []).append(w.leaves[i])
+    found = [f"{first} is {other}" for first, *others in groups.values() for other in others]
+    firsts = [names[0] for names in groups.values()]
+    if len(firsts) > PAIRWISE:
+        found.append(f"len({{{', '.join(f'id({a})' for a in firsts)}}}) == {len(firsts)}")
+    else:
+        found += [f"{a} is not {b}" for i, a in enumerate(firsts) for b in firsts[i + 1 :]]
+    captured = w.constant(frozenset(w.entry.captured))
+    among = (f"{'in' if i in w.entry.shared else 'not in'} {captured}" for i in leaves)
+    return found + [f"id({w.leaves[i]}) {a}" for i, a in zip(leaves, among, strict=True)]
+
+
+def _gradients(w: _Writer) -> None:
+    """Which tensors have a gradient already."""
+    for owner, none in w.entry.traced.grad_none:
         name = w.leaves[owner] if isinstance(owner, int) else w.constant(owner)
         w.unless(f"({name}._grad is None) is {none}")
-    captured = w.constant(frozenset(entry.captured))
-    for i, (name, array) in enumerate(zip(w.leaves, w.arrays, strict=True)):
-        if array:
-            w.unless(f"(id({name}) in {captured}) is {i in entry.shared}")
+
+
+def _look(w: _Writer) -> None:
+    """The checks of arguments that machine code makes, which also notes their arrays."""
+    inputs = {s.owner: i for i, s in enumerate(w.entry.traced.sources) if s.kind == "arg"}
+    expected = []
+    for leaf, (_, shape, dtype, layout, requires, is_leaf, kind, _) in w.looked:
+        i = inputs.get(leaf, -1)
+        expected.append(look.Expected(
+            kind, requires, is_leaf, shape, dtype, layout, i in w.entry.written, i
+        ))  # fmt: skip
+    objects = np.frombuffer(w.entry.program.objects, np.int64)
+    looking = w.constant(look.Look(expected, objects.ctypes.data))
+    others = " and ".join(_identities(w, [i for i, _ in w.looked]))
+    w("try:", f"    arrays = ({', '.join(f'{w.leaves[i]}._data' for i, _ in w.looked)})",
+      "except AttributeError: return MISS",
+      f"tensors = ({', '.join(w.leaves[i] for i, _ in w.looked)})",
+      f"found = {looking}.at(tensors, arrays)",
+      f"if found != {look.SAME} and (found == {look.MISFIT} or not ({others})):",
+      f"    {looking}.forget()", "    return MISS")  # fmt: skip
 
 
 def _inputs(w: _Writer) -> list[str]:
     """Fetch the inputs; expressions of the addresses of their array objects."""
     out = []
+    looked = {leaf for leaf, _ in w.looked}
     for i, (source, node) in enumerate(w.entry.inputs):
         name = f"i{i}"
         strides = node.param("strides")
@@ -288,6 +296,9 @@ def _inputs(w: _Writer) -> list[str]:
                 w.fixed.append((source.owner, array))
             w.constant(array)
             out.append(str(id(array)))
+            continue
+        if source.kind == "arg" and source.owner in looked:
+            out.append("")  # noted already
             continue
         if source.kind == "arg" and w.arrays[source.owner]:
             if i in w.entry.written:
@@ -341,7 +352,7 @@ def _run(w: _Writer, inputs: list[str]) -> None:
         w(f"held = [{', '.join(held)}]")
     objects, bound, me = map(w.constant, (program.objects, program.bound, object()))
     stores = [f"{objects}[{i}] = {address}" for i, address in enumerate(
-        [*inputs, *(f"id(o{i})" for i in outputs)])]  # fmt: skip
+        [*inputs, *(f"id(o{i})" for i in outputs)]) if address]  # fmt: skip
     w(*(line for line in stores if line.endswith(")")))
     w(f"if {bound}[0] is not {me}:", f"    {bound}[0] = {me}")  # else those that stay are there
     w(*(f"    {line}" for line in stores if not line.endswith(")")))
