@@ -276,7 +276,7 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("count", [2, LOOKED, 3 * LOOKED])
+@pytest.mark.parametrize("count", [LOOKED - 1, LOOKED, 20])
 @pytest.mark.parametrize("unfit", UNFIT)
 def test_a_launcher_takes_the_calls_that_fit_and_no_others(count, unfit):
     def total(*tensors: Any) -> Any:
@@ -309,7 +309,7 @@ def test_a_launcher_takes_the_calls_that_fit_and_no_others(count, unfit):
     assert launch(tuple(args[1:]), {}) is launch((*args, OTHER), {}) is MISS
 
 
-@pytest.mark.parametrize("count", [2, 3 * LOOKED])
+@pytest.mark.parametrize("count", [2, 20])
 def test_arguments_that_are_one_object_or_captured_stay_so(count):
     """The versions with a repeated argument, or one that the function has, are others."""
     step = eo.compile(lambda *t: sum(t, OTHER) * t[0])
@@ -325,7 +325,7 @@ def test_arguments_that_are_one_object_or_captured_stay_so(count):
         assert sum(launch(tuple(args), {}) is not MISS for launch in step._launchers) == 1
 
 
-@pytest.mark.parametrize("count", [1, 3 * LOOKED])
+@pytest.mark.parametrize("count", [1, 20])
 def test_arrays_beside_tensors_that_stay_are_looked_at(count):
     own, a, b = values(3, 4, seed=7), values(3, 4, seed=8), values(3, 4, seed=9)
     step = eo.compile(lambda x, y, *t: sum(t, eo.tensor(x) * 2) - y + own)
@@ -338,7 +338,7 @@ def test_arrays_beside_tensors_that_stay_are_looked_at(count):
         assert launch((*pair, *tensors), {}) is MISS
 
 
-@pytest.mark.parametrize("count", [2, 3 * LOOKED])
+@pytest.mark.parametrize("count", [2, 20])
 def test_gradients_of_a_function_of_many_tensors_flow_out_of_it(count):
     step = eo.compile(lambda *t: sum((i + 1) * x.square().sum() for i, x in enumerate(t)))
     tensors = [eo.tensor(values(3, seed=i), requires_grad=True) for i in range(count)]

@@ -25,7 +25,7 @@ MISS = object()
 MOST_PATIENCE = 256  # calls
 PAIRWISE = 3  # with more arguments than this, a set of their ids costs less than comparing pairs
 UNPACKED = 64  # entries of a list up to which they are compared one by one
-LOOKED = 8  # tensors from which on machine code looks at them, see `everyo.compile.look`
+LOOKED = 3  # tensors from which on machine code looks at them, see `everyo.compile.look`
 
 Launch = Callable[[tuple, dict], Any]
 
@@ -276,7 +276,8 @@ def _look(w: _Writer) -> None:
     w("try:", f"    arrays = ({', '.join(f'{w.leaves[i]}._data' for i, _ in w.looked)})",
       "except AttributeError: return MISS",
       f"tensors = ({', '.join(w.leaves[i] for i, _ in w.looked)})",
-      f"found = {looking}.at(tensors, arrays)",
+      f"{looking}.call({looking}.address, id(tensors), id(arrays))",
+      f"found = {looking}.found[0]",
       f"if found != {look.SAME} and (found == {look.MISFIT} or not ({others})):",
       f"    {looking}.forget()", "    return MISS")  # fmt: skip
 
