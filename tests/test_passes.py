@@ -418,47 +418,52 @@ def test_no_rule_touches_inputs_or_opaque_nodes_without_need(rule):
     assert computed(passes.rewrite(b.graph(node), rule)) == ["cumsum", "matmul"]
 
 
-# Single elements side by side
+# Parts of a flat array side by side
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 3), (1, 1, 3)], ids=str)
 @pytest.mark.parametrize("there", [1, 2, -1, -3])
 @pytest.mark.parametrize("here", [1, 2, -1, -2])
-def test_elements_in_a_row_become_one_piece(here, there):
+def test_parts_in_a_row_become_one_piece(here, there, shape):
+    size = math.prod(shape)
     table = ir.Table()
-    x, base = table.input((24,), F64), table.input((2, 15), F64)
+    x, base = table.input((24 * size,), F64), table.input((2, 15, 3), F64)
     first, place = (20 if there < 0 else 2), (13 if here < 0 else 1)
     pieces, starts = [], []
     for i in range(6):
-        piece = table.make("slice", x, starts=(first + i * there,), steps=(1,), sizes=(1,))
-        pieces.append(table.make("reshape", piece, shape=(1, 1)))
-        starts.append((1, place + i * here))
-    steps = ((1, 1),) * 6
+        begin = (first + i * there) * size
+        piece = table.make("slice", x, starts=(begin,), steps=(1,), sizes=(size,))
+        pieces.append(table.make("reshape", piece, shape=shape))
+        starts.append((0, place + i * here, 0))
+    steps = ((1, 1, 1),) * 6
     whole = table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps)
     before = Graph("f", (x, base), (whole,))
     after = passes.run(before)
     (left,) = (n for n in after.order if n.op == "assemble")
-    assert len(left.inputs) == 2
-    arrays = [np.arange(24.0), -np.ones((2, 15))]
+    assert len(left.inputs) == (2 if size == 1 or abs(there) == 1 else 7)
+    arrays = [np.arange(24.0 * size), -np.ones((2, 15, 3))]
     assert_same_bits(interpret(after, arrays), interpret(before, arrays), after)
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("seed", range(30))
-def test_elements_that_lie_anyhow_keep_their_places(seed):
+def test_parts_that_lie_anyhow_keep_their_places(seed, size):
     rng = np.random.default_rng(seed)
     table = ir.Table()
-    sources = [table.input((9,), F64), table.input((9,), F64)]
-    base = table.input((3, 9), F64)
-    pieces, starts, at, row, column = [], [], 0, 0, 0
+    sources = [table.input((9 * size,), F64), table.input((9 * size,), F64)]
+    base = table.input((3, 9, size), F64)
+    pieces, starts, steps, at, row, column = [], [], [], 0, 0, 0
     for _ in range(14):
         if rng.random() < 0.3:
             at, row, column = (int(rng.integers(n)) for n in (9, 3, 9))
         x = sources[int(rng.random() < 0.2)]
-        piece = table.make("slice", x, starts=(at,), steps=(1,), sizes=(1,))
-        pieces.append(table.make("reshape", piece, shape=(1, 1)))
-        starts.append((row, column))
+        piece = table.make("slice", x, starts=(at * size,), steps=(1,), sizes=(size,))
+        pieces.append(table.make("reshape", piece, shape=(1, 1, size)))
+        back = size > 1 and rng.random() < 0.2
+        starts.append((row, column, size - 1 if back else 0))
+        steps.append((1, 1, -1 if back else 1))
         at, column = (at + int(rng.choice([1, 1, 2]))) % 9, (column + 1) % 9
-    steps = ((1, 1),) * len(pieces)
-    whole = table.make("assemble", base, *pieces, starts=tuple(starts), steps=steps)
+    whole = table.make("assemble", base, *pieces, starts=tuple(starts), steps=tuple(steps))
     before = Graph("f", (*sources, base), (whole,))
     arrays = [rng.standard_normal(n.shape) for n in before.inputs]
     after = passes.run(before)

@@ -26,6 +26,7 @@ from everyo.compile.entry import Entry
 from everyo.compile.explain import Explanation
 from everyo.compile.launch import MISS, launcher, renew
 from everyo.compile.lines import warn
+from everyo.compile.rows import every
 from everyo.compile.signature import positions, signature, static_leaves
 from everyo.compile.trace import LOCK, put_back
 from everyo.compile.traced import Traced
@@ -163,7 +164,7 @@ class CompiledFunction:
     def cache_info(self) -> CacheInfo:
         """Traces made, versions kept, calls served and distinct kernels of them."""
         entries = [e for versions in self._entries.values() for e in versions]
-        texts = {row.text for e in entries for row in e.program.kernels}
+        texts = {row.text for e in entries for row in every(e.program.kernels)}
         return CacheInfo(self._traces, len(entries), sum(e.runs for e in entries), len(texts))
 
     def clear(self) -> None:

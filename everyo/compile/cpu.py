@@ -6,11 +6,9 @@ those that they run. Addresses of inputs and outputs are patched into the tables
 everything else lies in one arena.
 """
 
-import ctypes
-import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,15 +17,16 @@ import numpy as np
 from everyo.compile import native
 from everyo.compile.blas import ONE_THREAD
 from everyo.compile.code import NATIVE, PLAIN, Call
+from everyo.compile.control import Control
 from everyo.compile.ir import Graph, Node, require
 from everyo.compile.pool import THREADS, WAKE_NS
-from everyo.compile.rows import ROW, Plan, sources
+from everyo.compile.rows import Plan, sources
+from everyo.compile.scan import extent
 from everyo.core.forks import renewed
 from everyo.core.watch import Watcher
 
 Arrays = Sequence[np.ndarray]
 ALONE = 1 << 18  # OpenBLAS keeps to one thread below so many multiplications
-_POINTER_AT = 16  # where an array object holds the address of its data
 
 
 class Program:
@@ -44,16 +43,19 @@ class Program:
         self.lock = renewed(threading.Lock())
         plan = Plan(graph, jit, keep)
         self.schedule, self.kernels = plan.schedule, tuple(plan.kernels)
-        self.arena_bytes = plan.arena_bytes
+        self.arena_bytes = sum(p.arena_bytes for p in (plan, *plan.nested))
         self._legal = plan.schedule.graph
         self.fresh = [(o.shape, o.dtype) for o in self._legal.outputs]
         self.settled = plan.homes.settled
         self._plan = plan
-        large = (g for g in plan.schedule.groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
+        plans = [plan, *plan.nested]
+        groups = (g for p in plans for g in p.schedule.groups)
+        large = (g for g in groups if g.kind == "matmul" and work(g.nodes[0]) > ALONE)
         self._blas: Any = ONE_THREAD if jit and any(large) else nullcontext()
         self._shared = jit and plan.shared_ns > 0
         self._code = NATIVE if jit else PLAIN
-        self._control = _Control(plan, self._legal)
+        self._control = Control(plan)
+        self._pools = [c.pool for c in (self._control, *plan.controls)]
         self._execute = self._executor()
         self.data_at = int(self._control.words[native.DATA_AT])
         self.objects = self._control.objects.data  # ids of inputs and outputs, see `execute`
@@ -90,7 +92,8 @@ class Program:
     def execute(self) -> int:
         """Run with the array objects whose ids are in `objects`; the status. `lock` is held."""
         pool = THREADS.get() if self._shared else None
-        self._control.pool[0] = 0 if pool is None else pool.address
+        for pool_word in self._pools:
+            pool_word[0] = 0 if pool is None else pool.address
         woken = pool if self._plan.shared_ns > WAKE_NS else None
         if woken is not None:
             woken.begin()
@@ -160,7 +163,7 @@ class Program:
         """Let plain kernels touch the memory of this call and nothing else."""
         from everyo.compile import plain
 
-        owned = [self._plan.arena, *self._plan.literals]
+        owned = [x for p in (self._plan, *self._plan.nested) for x in (p.arena, *p.literals)]
         plain.MEMORY.allow(np.lib.array_utils.byte_bounds(a) for a in [*arrays, *owned] if a.size)
 
     def _with_copies(self, arrays: Arrays) -> list[np.ndarray]:
@@ -202,73 +205,3 @@ def like(a: np.ndarray) -> np.ndarray:
     copy = np.ndarray(a.shape, a.dtype, buffer, -low, a.strides)
     copy[...] = a
     return copy
-
-
-def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """Lowest and highest distance of an element from the first one."""
-    ends = [(k - 1) * s for k, s in zip(shape, strides, strict=True)]
-    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
-
-
-class _Control:
-    """The executor's table: what to run, what to patch, which ranges must not overlap."""
-
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        inputs = graph.inputs
-        self.rows = np.array(plan.rows, np.int64).reshape(-1, ROW)
-        self.launches = np.array(plan.launches, np.int64).reshape(-1, ROW)
-        self.patches = np.array(plan.patches, np.int64).reshape(-1, 3)
-        self.flags = np.array(plan.flags, np.int64)
-        self.arrays = np.zeros(max(1, len(inputs) + len(graph.outputs)), np.int64)
-        self.objects = np.zeros_like(self.arrays)  # where the array objects are
-        self.bound: list[Any] = [None]  # who wrote them last
-        words = struct.Struct(f"{len(inputs) + len(graph.outputs)}q")
-        self.pack: Callable[..., None] = words.pack_into
-        written = {t for t, _ in graph.writes}
-        spans = np.zeros((len(inputs), 3), np.int64)
-        for i, n in enumerate(inputs):
-            if n.size:
-                low, high = extent(n.shape, plan.legal.layout(n))
-                item = n.dtype.itemsize
-                spans[i] = low * item, (high + 1) * item, n in written
-        self.spans, self.order = spans, np.arange(len(inputs), dtype=np.int64)
-        self.words = np.zeros(native.CONTROL_SIZE, np.int64)
-        w = self.words
-        self.everything = (self.launches.ctypes.data, 0, plan.launch_guard, len(plan.launches))
-        w[native.PATCHES], w[native.PATCH_COUNT] = self.patches.ctypes.data, len(self.patches)
-        w[native.ARRAYS], w[native.OBJECTS] = self.arrays.ctypes.data, self.objects.ctypes.data
-        w[native.ARRAY_COUNT] = len(inputs) + len(graph.outputs)
-        w[native.FLAGS], w[native.FLAG_COUNT] = self.flags.ctypes.data, len(self.flags)
-        w[native.SPANS], w[native.ORDER] = self.spans.ctypes.data, self.order.ctypes.data
-        w[native.SPAN_COUNT] = len(inputs) if written else 0
-        w[native.DATA_AT] = _POINTER_AT if _ids_give_addresses() else -1
-        w[native.PROGRAM : native.LAST + 1] = self.everything
-        self.address = w.ctypes.data
-        self.status = w.data[native.STATUS : native.STATUS + 1]
-        self.pool = w.data[native.POOL : native.POOL + 1]
-        self.partial = False
-
-    def bind(self, arrays: Arrays, rows: tuple[int, int] | None) -> None:
-        self.bound[0] = None
-        if not set(map(type, arrays)) <= {np.ndarray}:
-            require(all(isinstance(a, np.ndarray) for a in arrays), "not all arrays:", arrays)
-        if self.words[native.DATA_AT] >= 0:
-            self.pack(self.objects, 0, *map(id, arrays))
-        else:
-            self.arrays[: len(arrays)] = [a.ctypes.data for a in arrays]
-        if rows is not None:
-            some = self.rows.ctypes.data, rows[0], rows[1], rows[1]
-            self.words[native.PROGRAM : native.LAST + 1] = some
-            self.partial = True
-
-    def all(self) -> None:
-        """Back to running every row."""
-        if self.partial:
-            self.words[native.PROGRAM : native.LAST + 1] = self.everything
-            self.partial = False
-
-
-def _ids_give_addresses() -> bool:
-    """Whether an array's data pointer can be read from the object itself: twice as fast."""
-    probe = np.empty(3)[1:]
-    return ctypes.c_int64.from_address(id(probe) + _POINTER_AT).value == probe.ctypes.data

@@ -6,6 +6,7 @@ from typing import Any
 
 from everyo.compile import ir
 from everyo.compile.machine import machine
+from everyo.compile.rows import every
 
 
 def _of_peak(row: Any, seconds: float) -> str:
@@ -60,7 +61,7 @@ class Explanation:
             padded = enumerate(zip(cells, widths, strict=True))
             line = [c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in padded]
             lines.append("  ".join(line).rstrip())
-        texts = len({row.text for row in self.rows})
+        texts = len({row.text for row in every(self.rows)})
         arena = f"arena {self.arena_bytes / 1e3:.1f} kB"
         lines.append(f"{len(self.rows)} rows, {texts} distinct kernels, {arena}")
         if self.seconds is not None:

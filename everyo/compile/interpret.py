@@ -13,7 +13,7 @@ import numpy as np
 
 from everyo.compile import ir, staged
 from everyo.compile.ir import Graph, Node, Shape
-from everyo.compile.scan import Past, Scan
+from everyo.compile.scan import Past, Scan, strides_of
 from everyo.compile.widen import computes_halves
 from everyo.core.namespace import NUMPY
 
@@ -138,24 +138,31 @@ def scanned(scan: Scan, operands: Sequence[np.ndarray], dtype: np.dtype, real: A
     """The series of all iterations, one after the other."""
     body, out = scan.body.graph, np.zeros(scan.size, dtype)
     order = ir.walk(body.roots)
-    series = [[operands[k].reshape(()) for k in s.lead] for s in scan.series]
+    flat = [np.ascontiguousarray(o).reshape(-1) for o in operands]
+
+    def keep(output: int, iteration: int, value: np.ndarray) -> None:
+        at = scan.place(output, iteration)
+        out[at : at + value.size] = value.reshape(-1)
+
+    for k, s in enumerate(scan.series):
+        for i, operand in enumerate(s.lead):
+            keep(k, i - len(s.lead), operands[operand])
     for i in range(scan.count):
         value: dict[Node, np.ndarray] = {}
         for node, read in zip(body.inputs, scan.reads, strict=True):
             if isinstance(read, Past):
-                value[node] = series[read.output][-read.distance]
+                at, source, strides = scan.place(read.output, i - read.distance), out, None
             else:
-                value[node] = operands[read.operand].reshape(-1)[read.start + i * read.step]
+                at, source = read.start + i * read.step, flat[read.operand]
+                strides = tuple(k * source.itemsize for k in strides_of(node))
+            value[node] = np.ndarray(
+                node.shape, source.dtype, source, at * source.itemsize, strides
+            ).copy()
         for node in order:
             if node not in value:
                 value[node] = evaluate(node, [value[o] for o in node.inputs], real)
-        for values, o in zip(series, body.outputs, strict=True):
-            values.append(value[o])
-    for s, values, place in zip(scan.series, series, scan.places, strict=True):
-        if s.kept:
-            out[place - len(s.lead) : place + scan.count] = values
-        else:
-            out[place] = values[-1]
+        for k, o in enumerate(body.outputs):
+            keep(k, i, value[o])
     return out
 
 

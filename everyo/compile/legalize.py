@@ -25,6 +25,7 @@ from everyo.compile.ir import (
 from everyo.compile.parts import Part
 from everyo.compile.products import missing_copies, planned
 from everyo.compile.rules import Make, full, fuse_axes
+from everyo.compile.scan import Read, Scan
 from everyo.compile.space import analyse, chain, contiguous, single, strided
 from everyo.compile.widen import widened
 
@@ -149,7 +150,7 @@ def _needs(n: Node, legal: Legal) -> list[bool]:
     if n.op == "assemble":
         return [chain(o)[0].op == "iota" or strided(o, legal.layout) is None for o in n.inputs]
     if n.op == "scan":
-        return [chain(o)[0].op in ("const", "iota") or not _even(o, legal) for o in n.inputs]
+        return _scan_needs(n, legal)
     if n.op in OPAQUE:
         return [not _flat(o, legal) for o in n.inputs]
     if n.op != "take" and all(v.op in HARMLESS for o in n.inputs for v in chain(o)[1]):
@@ -167,6 +168,19 @@ def _flat(o: Node, legal: Legal) -> bool:
     base, views = chain(o)
     plain = base.op not in ("const", "iota") and all(v.op == "reshape" for v in views)
     return plain and legal.layout(base) == contiguous(base.shape)
+
+
+def _scan_needs(n: Node, legal: Legal) -> list[bool]:
+    """What is read must lie in a line, what a series begins with in any strided form."""
+    scan = Scan.of(dict(n.params))
+    reads = {r.operand for r in scan.reads if isinstance(r, Read)}
+    lies = _even if scan.scalar else _flat
+    needs = []
+    for k, o in enumerate(n.inputs):
+        nowhere = chain(o)[0].op in ("const", "iota")
+        fits = lies(o, legal) if k in reads else strided(o, legal.layout) is not None
+        needs.append(nowhere or not fits)
+    return needs
 
 
 def _even(o: Node, legal: Legal) -> bool:

@@ -7,7 +7,7 @@ walk, in linear time. Nodes are rebuilt in the order of tracing, which their ind
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from everyo.compile import ir
@@ -17,9 +17,9 @@ from everyo.compile.rules import RULES, Rule, slice_of_slice
 Pass = Callable[[Graph], Graph]
 
 
-def run(graph: Graph) -> Graph:
-    """`graph` after every pass of the pipeline; checked in between under EVERYO_CHECK=1."""
-    for step in PIPELINE:
+def run(graph: Graph, steps: Sequence[Pass] | None = None) -> Graph:
+    """`graph` after every pass, those of the pipeline; checked in between under EVERYO_CHECK=1."""
+    for step in PIPELINE if steps is None else steps:
         graph = step(graph)
         if os.environ.get("EVERYO_CHECK") == "1":
             ir.check(graph)

@@ -9,7 +9,7 @@ from everyo import cuda
 from everyo.compile import passes
 from everyo.compile.cpu import Program
 from everyo.compile.ir import Graph
-from everyo.compile.roll import roll
+from everyo.compile.roll import LOOPS
 from everyo.compile.staged import Staged, has_exchanges
 from everyo.core.device import CPU, Device
 from everyo.core.device_array import DeviceArray, place_of
@@ -45,14 +45,8 @@ def common_device(
 
 
 def prepared(graph: Graph, device: Device) -> Graph:
-    """The graph after all passes. Loops of scalars are rolled back before, since fewer nodes are
-    simplified sooner, and after, since simpler ones repeat themselves more often; a GPU has no use
-    for them."""
-    if device.is_cuda:
-        return passes.run(graph)
-    simple = passes.run(roll(graph))
-    again = roll(simple)
-    return simple if again is simple else passes.run(again)
+    """The graph after all passes; for the CPU with its loops rolled back."""
+    return passes.run(graph) if device.is_cuda else passes.run(graph, LOOPS)
 
 
 def make_program(graph: Graph, device: Device, keep: bool) -> Any:

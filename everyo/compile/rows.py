@@ -29,18 +29,21 @@ from everyo.compile import (
 )
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN, Function
+from everyo.compile.control import Control
 from everyo.compile.emit import emit
 from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.legalize import Legal
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
+from everyo.compile.scan import Scan
 from everyo.compile.space import (
     Axis,
     Layout,
     Pairs,
     axes_of,
     chain,
+    contiguous,
     leaves,
     single,
     spread,
@@ -49,7 +52,6 @@ from everyo.compile.space import (
 )
 from everyo.compile.tiles import Tile
 
-ROW = 4  # words per row: function, table, chunks, parallel
 COPY_CHUNK = 1 << 16  # elements of a copy or cumsum per chunk
 DRAW_CHUNK = 1 << 13  # of a random draw
 PARALLEL_NS = 5_000  # a row worth less than this is not worth a launch
@@ -67,6 +69,7 @@ class Row:
     flops: int  # one per op on floats and element
     chunks: int
     parallel: bool  # worth handing to several threads
+    inner: tuple["Row", ...] = ()  # the rows of each iteration of a scan
 
 
 class Plan:
@@ -95,6 +98,8 @@ class Plan:
         self.patches: list[tuple[int, int, int]] = []
         self.tables: list[np.ndarray] = []
         self.literals: list[np.ndarray] = []
+        self.nested: list[Plan] = []  # of scans, and theirs
+        self.controls: list[Control] = []
         self.flags: list[int] = []
         self.guard = 0
         self.outside = memory.arrays(self.schedule.graph, self.homes)
@@ -227,6 +232,7 @@ class Plan:
         work: float,
         nodes: Sequence[Node],
         flops: int,
+        inner: tuple[Row, ...] = (),
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
         self.works.append(work)
@@ -235,7 +241,7 @@ class Plan:
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
         moved = sum(n.nbytes for n in nodes)
-        self.kernels.append(Row(name, text, shapes, moved, flops, chunks, parallel))
+        self.kernels.append(Row(name, text, shapes, moved, flops, chunks, parallel, inner))
 
     def _loop(self, step: int, g: Group) -> None:
         kernel = self.lowered[step]
@@ -280,6 +286,12 @@ class Plan:
         self._row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
 
     def _scan(self, n: Node) -> None:
+        if Scan.of(dict(n.params)).scalar:
+            self._scan_scalars(n)
+        else:
+            self._scan_arrays(n)
+
+    def _scan_scalars(self, n: Node) -> None:
         """The iterations of a loop of scalars, in one row."""
         words = scan_kernel.Words(n)
         table = np.zeros(words.size, np.int64)
@@ -297,11 +309,46 @@ class Plan:
             self._address(table, at, base, o.dtype.itemsize * start)
         for at, o in words.numbers:
             table[at] = tape.literal_bits(o.param("value"), o.dtype)
-        body = words.scan.body.graph
-        operations = count * len(body.order)
-        name = f"scan of {count} iterations, {len(body.order)} operations each -> {n!r}"
+        operations = count * len(words.scan.body.graph.order)
+        name = f"scan of {count} iterations, {operations} operations"
         nodes = [*(chain(o)[0] for o in n.inputs), n]
         self._row(name, scan_kernel.text(n), table, 1, 2.0 * operations, nodes, operations)
+
+    def _scan_arrays(self, n: Node) -> None:
+        """A loop over the rows of a plan of its own, whose arrays move on."""
+        scan = Scan.of(dict(n.params))
+        plan = Plan(scan.body.graph, self.code is NATIVE, self.keep)
+        control = Control(plan)
+        control.words[native.DATA_AT] = -1
+        for k, series in enumerate(scan.series):
+            for i, operand in enumerate(series.lead, -len(series.lead)):
+                o = n.inputs[operand]
+                self._copy(o, n, contiguous(o.shape), scan.place(k, i))
+        arrays = len(scan.reads) + len(scan.series)
+        table = np.zeros(scan_kernel.ARRAYS + 3 * arrays, np.int64)
+        table[: scan_kernel.ARRAYS] = (
+            scan.count, self._code(native.EXECUTOR), control.address,
+            control.words[native.ARRAYS], arrays,
+        )  # fmt: skip
+        moves = [scan_kernel.move(scan, read) for read in scan.reads]
+        moves += [scan_kernel.move(scan, k) for k in range(len(scan.series))]
+        for i, (source, start, step, turns) in enumerate(moves):
+            at = scan_kernel.ARRAYS + 3 * i
+            o = n if source is None else n.inputs[source]
+            got = strided(o, self.layout)
+            assert got is not None
+            item = o.dtype.itemsize
+            self._address(table, at, got[0], item * (got[2] + start))
+            table[at + 1 : at + 3] = item * step, turns
+        work = sum(plan.works) * scan.count
+        self.shared_ns += plan.shared_ns * scan.count
+        self.nested += [plan, *plan.nested]
+        self.controls += [control, *plan.controls]
+        name = f"scan of {scan.count} iterations, {len(plan.rows)} rows each"
+        nodes = [*(chain(o)[0] for o in n.inputs), n]
+        flops = scan.count * sum(row.flops for row in plan.kernels)
+        inner = tuple(plan.kernels)
+        self._row(name, scan_kernel.REPEAT, table, 1, work, nodes, flops, inner)
 
     def _product(self, n: Node) -> products.Product | tuple[products.Tiled, Tile]:
         """A matmul by BLAS, or by our own kernel: where there is no BLAS, where BLAS cannot read
@@ -438,10 +485,17 @@ def _element(o: Node, layout: Layout) -> tuple[Node, int, int]:
     return got[0], got[2], stride
 
 
+def every(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, each before those of its iterations."""
+    for row in rows:
+        yield row
+        yield from every(row.inner)
+
+
 def sources(rows: Iterable[Any]) -> str:
     """The text of every distinct kernel, under the name of the first row that runs it."""
     texts: dict[str, list[str]] = {}
-    for row in rows:
+    for row in every(rows):
         texts.setdefault(row.text, []).append(row.name)
     return "\n".join(f"# {names[0]}  ({len(names)}x)\n{text}" for text, names in texts.items())
 

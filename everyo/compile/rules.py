@@ -391,15 +391,15 @@ def pieces(node: Node, make: Make) -> Node | None:
     return make("assemble", base, *[rest[i] for i in kept], **new)
 
 
-def elements(node: Node, make: Make) -> Node | None:
-    """Single elements of one array, one beside the other here and there, as one piece."""
+def blocks(node: Node, make: Make) -> Node | None:
+    """Parts of one flat array, one beside the other here and there, as one piece."""
     if len(node.inputs) < 3:
         return None
     runs: list[_Run] = []
     for piece, start, step in zip(
         node.inputs[1:], node.param("starts"), node.param("steps"), strict=True
     ):
-        run = _Run.of(piece, start, step)
+        run = _Run(piece, start, step)
         if not runs or not runs[-1].take(run):
             runs.append(run)
     if len(runs) == len(node.inputs) - 1:
@@ -410,37 +410,42 @@ def elements(node: Node, make: Make) -> Node | None:
 
 
 class _Run:
-    """A piece of an assembled array: any one, or elements of a flat array in a row."""
+    """A piece of an assembled array: any one, or parts of a flat array in a row."""
 
     def __init__(self, node: Node, start: Shape, step: Shape) -> None:
         self.node, self.start, self.step = node, start, step
         self.count = 1
-        self.base: Node | None = None
+        self.base: Node | None = None  # the flat array
         self.first = self.apart = self.axis = 0
-
-    @classmethod
-    def of(cls, piece: Node, start: Shape, step: Shape) -> "_Run":
-        run = cls(piece, start, step)
-        while piece.op == "reshape" and piece.size == 1:
-            piece = piece.inputs[0]
-        if piece.op == "slice" and piece.size == 1 and piece.ndim == 1:
-            run.base, run.first = piece.inputs[0], piece.param("starts")[0]
-        return run
+        while node.op == "reshape":
+            node = node.inputs[0]
+        if (
+            node.op == "slice"
+            and node.ndim == 1
+            and (node.size == 1 or node.param("steps")[0] == 1)
+        ):
+            self.base, self.first = node.inputs[0], node.param("starts")[0]
 
     def take(self, other: "_Run") -> bool:
-        """Add the next element if it goes on as these do."""
-        if self.base is None or other.base is not self.base:
+        """Add the next part if it goes on as these do."""
+        shape = self.node.shape
+        if self.base is None or other.base is not self.base or other.node.shape != shape:
             return False
         ways = [b - a for a, b in zip(self.start, other.start, strict=True)]
         moved = [i for i, way in enumerate(ways) if way]
-        if len(moved) != 1:
+        if len(moved) != 1 or shape[moved[0]] != 1:
             return False
         axis, way, apart = moved[0], ways[moved[0]], other.first - self.first
         if self.count == 1:
+            rest = zip(shape, self.step, other.step, strict=True)
+            if not apart or self.node.size not in (1, abs(apart)):
+                return False
+            if any(a != b for size, a, b in rest if size > 1):
+                return False
             self.axis, self.apart = axis, apart
-            self.step = tuple(way if i == axis else 1 for i in range(len(ways)))
+            self.step = tuple(way if i == axis else s for i, s in enumerate(self.step))
         goes_on = axis == self.axis and way == self.count * self.step[axis]
-        if not apart or not goes_on or apart != self.count * self.apart:
+        if not goes_on or apart != self.count * self.apart:
             return False
         self.count += 1
         return True
@@ -449,15 +454,25 @@ class _Run:
         """The piece; `start` and `step` then say where it is."""
         if self.base is None or self.count == 1:
             return self.node
-        first, apart, axis = self.first, self.apart, self.axis
+        n, axis, shape, size = self.count, self.axis, self.node.shape, self.node.size
+        first, apart = self.first, self.apart
         if self.step[axis] < 0:  # from the other end
-            first, apart = first + (self.count - 1) * apart, -apart
-            last = self.start[axis] + (self.count - 1) * self.step[axis]
+            first, apart = first + (n - 1) * apart, -apart
+            last = self.start[axis] + (n - 1) * self.step[axis]
             self.start = tuple(last if i == axis else a for i, a in enumerate(self.start))
-            self.step = tuple(abs(s) for s in self.step)
-        shape = tuple(self.count if i == axis else 1 for i in range(len(self.start)))
-        x = make("slice", self.base, starts=(first,), steps=(apart,), sizes=(self.count,))
-        return make("reshape", x, shape=shape)
+            self.step = tuple(-s if i == axis else s for i, s in enumerate(self.step))
+        if size == 1:
+            x = make("slice", self.base, starts=(first,), steps=(apart,), sizes=(n,))
+        else:
+            low = min(first, first + (n - 1) * apart)
+            x = make("slice", self.base, starts=(low,), steps=(1,), sizes=(n * size,))
+            x = make("reshape", x, shape=(n, *shape))
+            if apart < 0:
+                starts, steps = (n - 1,) + (0,) * len(shape), (-1,) + (1,) * len(shape)
+                x = make("slice", x, starts=starts, steps=steps, sizes=x.shape)
+            order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
+            x = make("transpose", x, axes=order)
+        return make("reshape", x, shape=(*shape[:axis], n, *shape[axis + 1 :]))
 
 
 # Gradients of slices: sums of arrays that are zero outside a few boxes
@@ -565,5 +580,5 @@ RULES: dict[Rule, Collection[str]] = {
     views: ir.VIEWS, fold: ELEMENTWISE, narrow: ELEMENTWISE, casts: {"cast", "copy"},
     commute: COMMUTATIVE, arithmetic: ir.BINARY, signs: ir.UNARY, logic: ir.BINARY,
     select: {"where"}, reductions: {*ir.REDUCTIONS, "cumsum"}, pieces: {"assemble"},
-    elements: {"assemble"}, sums_of_pieces: {"add"},
+    blocks: {"assemble"}, sums_of_pieces: {"add"},
 }  # fmt: skip

@@ -1,26 +1,29 @@
 """What a `scan` node repeats: a body, what each iteration reads, and which values are kept.
 
-The body is a graph without checks and writes. Its inputs are, in this order, the `reads`: elements
-of an operand that move on by a fixed step, or what an output of the body was some iterations ago.
-The result of the node is one flat array. For each output of the body it holds a series: the values
-that are read from before the first iteration (its `lead`), then those of all iterations. Of an
-output that is only wanted one iteration later, or at the end, just the last value is kept.
+The body is a graph without checks and writes. Its inputs are, in this order, the `reads`: parts of
+an operand that move on by a fixed step, or what an output of the body was some iterations ago. The
+result of the node is one flat array. For each output of the body it holds a series of blocks: the
+values that are read from before the first iteration (its `lead`), then those of all iterations. Of
+an output that is only wanted one iteration later, or at the end, two blocks or one take turns.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everyo.compile.ir import Graph
+    from everyo.compile.ir import Graph, Node
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Element start + i * step of an operand in C order, in iteration i."""
+    """What begins at element start + i * step of an operand in C order, in iteration i. The input
+    of the body says which shape it has, and strides."""
 
     operand: int
     start: int
@@ -77,26 +80,37 @@ class Scan:
     def of(cls, params: dict[str, Any]) -> "Scan":
         return cls(params["body"], params["count"], params["reads"], params["series"])
 
-    @property
-    def places(self) -> list[int]:
-        """For each output where its value of iteration 0 is in the result, or its last one."""
-        places, at = [], 0
-        for s in self.series:
-            places.append(at + len(s.lead) if s.kept else at)
-            at += len(s.lead) + self.count if s.kept else 1
-        return places
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Elements of the blocks of each output."""
+        return [o.size for o in self.body.graph.outputs]
+
+    def blocks(self, output: int) -> int:
+        """How many blocks an output has."""
+        s = self.series[output]
+        return len(s.lead) + self.count if s.kept else 1 + len(s.lead)
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """Where the blocks of each output begin."""
+        sizes = [self.blocks(k) * size for k, size in enumerate(self.sizes)]
+        return [0, *accumulate(sizes)][: len(sizes)]
 
     @property
     def size(self) -> int:
         """Elements of the result."""
-        return sum(len(s.lead) + self.count if s.kept else 1 for s in self.series)
+        return sum(self.blocks(k) * size for k, size in enumerate(self.sizes))
 
     def place(self, output: int, iteration: int) -> int:
-        """Where in the result an output of an iteration is."""
-        if not self.series[output].kept:
-            assert iteration == self.count - 1
-            return self.places[output]
-        return self.places[output] + iteration
+        """Where in the result the value of an iteration is while it is wanted; iterations before
+        the first count from -1 down."""
+        block = len(self.series[output].lead) + iteration
+        return self.firsts[output] + self.sizes[output] * (block % self.blocks(output))
+
+    @property
+    def scalar(self) -> bool:
+        """Whether an iteration is a few operations on numbers."""
+        return not any(n.shape for n in self.body.graph.order)
 
     def faults(self, sizes: Sequence[int]) -> Iterator[str]:
         """What does not fit together, for operands of these sizes."""
@@ -105,20 +119,34 @@ class Scan:
             yield "the body has other inputs or outputs"
         if graph.writes or graph.checks or self.count < 1:
             yield "the body writes or checks, or never runs"
-        for n in (*graph.inputs, *graph.outputs):
-            if n.shape:
-                yield f"{n} is no single number"
-        for read in self.reads:
+        for n, read in zip(graph.inputs, self.reads, strict=False):
             if isinstance(read, Past):
                 series = self.series[read.output]
                 if not 1 <= read.distance <= len(series.lead):
                     yield f"{read} goes further back than {series}"
-                if read.distance > 1 and not series.kept:
-                    yield f"{read} of a series that is not kept"
+                if graph.outputs[read.output].shape != n.shape:
+                    yield f"{read} has another shape"
             else:
-                last = read.start + (self.count - 1) * read.step
-                if not (0 <= read.start < sizes[read.operand] and 0 <= last < sizes[read.operand]):
+                low, high = extent(n.shape, strides_of(n))
+                ends = read.start, read.start + (self.count - 1) * read.step
+                if min(ends) + low < 0 or max(ends) + high >= sizes[read.operand]:
                     yield f"{read} leaves its operand"
-        for series in self.series:
-            if not all(0 <= k < len(sizes) and sizes[k] == 1 for k in series.lead):
-                yield f"{series} begins with what is no single number"
+        for series, size in zip(self.series, self.sizes, strict=False):
+            if len(series.lead) > 1 and not series.kept:
+                yield f"{series} goes far back but is not kept"
+            if not all(0 <= k < len(sizes) and sizes[k] == size for k in series.lead):
+                yield f"{series} begins with what has another size"
+
+
+def strides_of(n: "Node") -> Shape:
+    """The strides of an input of a body, in elements."""
+    strides = n.param("strides")
+    if strides is not None:
+        return strides
+    return tuple(prod(n.shape[i + 1 :]) for i in range(n.ndim))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """Lowest and highest distance of an element from the first one."""
+    ends = [(k - 1) * s for k, s in zip(shape, strides, strict=True)]
+    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)

@@ -1,8 +1,10 @@
-"""The kernel of a `scan` node: one loop whose body is the scalars of an iteration.
+"""The kernels of `scan` nodes: a loop over the rows of a program, or over operations on numbers.
 
-What an output was one iteration ago stays in a register; what lies further back, and what another
-kernel made, is read from memory. Numbers that stand in the body are words of the table, so loops
-that differ in them, in their length, or in where their operands lie have one text.
+An iteration of arrays is a program of its own, whose arrays move on from one iteration to the next.
+An iteration of numbers is text in the one kernel. What an output was one iteration ago stays in a
+register there; what lies further back, and what another kernel made, is read from memory. Numbers
+that stand in the body are words of the table, so loops that differ in them, in their length, or in
+where their operands lie have one text.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,36 @@ from everyo.compile.ir import BOOL, VIEWS, Node, walk
 from everyo.compile.program import KINDS
 from everyo.compile.scan import Past, Read, Scan
 
+# P: iterations, the executor, the control table of the program of an iteration, where its arrays'
+# addresses go, and how many there are; then of each array the first address, the step in bytes, and
+# whether it goes back and forth.
+ARRAYS = 5
+REPEAT = f"""{HEAD}
+    count, executor, control, arrays, n = P[0], P[1], P[2], P[3], P[4]
+    for k in range(n):
+        poke(arrays + k * 8, P[{ARRAYS} + k * 3])
+    for i in range(count):
+        call(executor, control, 0, 1)
+        for k in range(n):
+            step = P[{ARRAYS + 1} + k * 3]
+            if P[{ARRAYS + 2} + k * 3] != 0 and i % 2 == 1:
+                step = -step
+            at = arrays + k * 8
+            poke(at, peek(at) + step)
+"""
+
 COUNT = 0  # the first word of the table; the others are in the order of `Words`
+
+
+def move(scan: Scan, what: Read | Past | int) -> tuple[int | None, int, int, bool]:
+    """How an input of the body moves, or an output: its operand, or None for the result itself,
+    the first element, the step, and whether it goes back and forth between two blocks."""
+    if isinstance(what, Read):
+        return what.operand, what.start, what.step, False
+    output, first = (what, 0) if isinstance(what, int) else (what.output, -what.distance)
+    start = scan.place(output, first)
+    turns = not scan.series[output].kept
+    return None, start, scan.place(output, first + 1) - start, turns
 
 
 class Words:
@@ -34,8 +65,8 @@ class Words:
                 self.reads.append(
                     (self._take(1 + (read.step != 0)), node.inputs[read.operand], read)
                 )
-        for offset in scan.places:
-            self.series.append((self._take(1), offset))
+        for k, s in enumerate(scan.series):
+            self.series.append((self._take(1), scan.place(k, 0 if s.kept else scan.count - 1)))
         for s in scan.series:
             for k in s.lead:
                 self.leads.append((self._take(1), node.inputs[k]))

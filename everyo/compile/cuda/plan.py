@@ -48,6 +48,7 @@ class Step:
     flops: int
     product: Gemm | None = None
     rows: int = 1
+    inner: tuple["Step", ...] = ()  # none: loops are not rolled for a GPU
 
     @property
     def chunks(self) -> int:
