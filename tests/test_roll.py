@@ -7,7 +7,7 @@ from test_random_programs import run
 
 import everyo as eo
 from everyo import nn, optim
-from everyo.compile import ir, passes
+from everyo.compile import cpu, ir, passes, scan_rows
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import F32, F64, Graph, Node, Table
 from everyo.compile.roll import LOOPS, roll, roll_arrays
@@ -115,8 +115,9 @@ class ArrayLoops(Loops):
     shape = (4, 4)
 
     def prepare(self) -> None:
-        self.sequences = [self.table.input(s, self.dtype) for s in ((40, 4, 4), (4, 40, 4))]
-        self.weights = [self.table.input((4, 4), self.dtype) for _ in range(2)]
+        n, m = self.shape
+        self.sequences = [self.table.input(s, self.dtype) for s in ((40, n, m), (n, 40, m))]
+        self.weights = [self.table.input((n, m), self.dtype) for _ in range(2)]
 
     def element(self, row: int, column: int) -> Node:
         make, axis = self.table.make, row % 2
@@ -125,15 +126,16 @@ class ArrayLoops(Loops):
         part = make(
             "slice", self.sequences[axis], starts=starts, steps=(1,) * 3, sizes=sizes
         )  # fmt: skip
-        part = make("reshape", part, shape=(4, 4))
-        return make("transpose", part, axes=(1, 0)) if row == 2 else part
+        part = make("reshape", part, shape=self.shape)
+        turned = row == 2 and self.shape == (4, 4)
+        return make("transpose", part, axes=(1, 0)) if turned else part
 
     def number(self, value: float) -> Node:
         return self.spread(super().number(value), (1, 1))
 
     def spread(self, x: Node, shape: tuple[int, ...]) -> Node:
         x = self.table.make("reshape", x, shape=shape)
-        return self.table.make("broadcast", x, shape=(4, 4))
+        return self.table.make("broadcast", x, shape=self.shape)
 
     def apply(self, op: str, operands: list[Node]) -> Node:
         make, x, y = self.table.make, operands[0], operands[-1]
@@ -153,6 +155,21 @@ class ArrayLoops(Loops):
         return super().apply(op, operands)
 
 
+class ElementLoops(ArrayLoops):
+    """Loops in which every element goes its own way."""
+
+    shape = (6, 300)
+
+    def apply(self, op: str, operands: list[Node]) -> Node:
+        if op == "bias":
+            first = self.table.make(
+                "slice", self.weights[0], starts=(1, 0), steps=(1, 1), sizes=(1, 300)
+            )  # fmt: skip
+            return self.table.make("add", operands[0], self.spread(first, (1, 300)))
+        return Loops.apply(self, op, operands)
+
+
+ALONE = (*UNARY, *BINARY, "where", "bias")
 MATRIX = ("tanh", "product", "turned", "total", "largest", "part", "where", "add", "multiply")
 
 
@@ -211,10 +228,29 @@ def test_random_loops_of_arrays_are_found():
 
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "native"])
 def test_programs_of_loops_of_arrays_are_right(jit):
-    for seed in range(25 if jit else 10):
+    for seed in range(12 if jit else 10):
         loops = ArrayLoops(seed, (F32, F64)[seed % 2], MATRIX)
         graph = passes.run(loops.graph, LOOPS)
         compare(loops.graph, loops.arrays, run(graph, loops.arrays, jit))
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "native"])
+def test_elements_that_go_their_own_way_do_so_in_chunks(jit, monkeypatch):
+    if not jit:
+        monkeypatch.setattr(ElementLoops, "shape", (3, 300))
+        monkeypatch.setattr(scan_rows, "LANE", 200)
+    cut = 0
+    for seed in (2, 3, 4, 7) if jit else (2,):
+        loops = ElementLoops(seed, (F32, F64)[seed % 2], ALONE)
+        rolled = roll_arrays(loops.graph)
+        assert_same_bits(
+            interpret(rolled, loops.arrays), interpret(loops.graph, loops.arrays), seed
+        )
+        program = cpu.Program(rolled, jit=jit)
+        cut += sum(row.chunks > 1 for row in program.kernels if row.inner)
+        got = run(rolled, loops.arrays, jit)
+        assert_same_bits(got, run(loops.graph, loops.arrays, jit), seed)
+    assert cut
 
 
 # What a scan refuses

@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from everyo.compile.ir import BOOL, F16, I64, OPAQUE, REDUCTIONS, VIEWS, Node
+from everyo.compile.ir import BOOL, F16, I64, VIEWS, Node
 from everyo.compile.space import chain, contiguous, strided
 
 LENGTH = 64  # a loop of numbers replaces at least so many nodes ...
@@ -159,8 +159,8 @@ class Arrays(Line):
 
     def pays(self, s: "Stretch") -> bool:
         nodes = self.nodes[s.start : s.start + s.period]
-        apart = any(n.op in OPAQUE or n.op in REDUCTIONS for n in nodes)
-        return s.count >= MANY and s.count * s.period >= LONG and apart
+        numbers = all(n.size == 1 for n in nodes)  # these are found later, as such
+        return s.count >= MANY and s.count * s.period >= LONG and not numbers
 
 
 def _flat(n: Node) -> list[int]:

@@ -22,28 +22,25 @@ from everyo.compile import (
     parts,
     products,
     program,
-    scan_kernel,
+    scan_rows,
     tape,
     tiled,
     tiles,
 )
 from everyo.compile.blas import BLAS
 from everyo.compile.code import NATIVE, PLAIN, Function
-from everyo.compile.control import Control
 from everyo.compile.emit import emit
 from everyo.compile.fuse import Group
 from everyo.compile.ir import Graph, IRError, Node, require
 from everyo.compile.legalize import Legal
 from everyo.compile.loops import lower
 from everyo.compile.program import KINDS, Kernel
-from everyo.compile.scan import Scan
 from everyo.compile.space import (
     Axis,
     Layout,
     Pairs,
     axes_of,
     chain,
-    contiguous,
     leaves,
     single,
     spread,
@@ -76,7 +73,7 @@ class Plan:
     """Rows, tables and the arena of a program."""
 
     def __init__(self, graph: Graph, jit: bool, keep: bool = True) -> None:
-        self.keep = keep
+        self.jit, self.keep = jit, keep
         self.shared_ns = 0.0  # what the rows worth several threads take on one
         self.checked = os.environ.get("EVERYO_CHECK") == "1"
         self.code = NATIVE if jit else PLAIN
@@ -99,7 +96,7 @@ class Plan:
         self.tables: list[np.ndarray] = []
         self.literals: list[np.ndarray] = []
         self.nested: list[Plan] = []  # of scans, and theirs
-        self.controls: list[Control] = []
+        self.controls: list[Any] = []  # that need to know the pool
         self.flags: list[int] = []
         self.guard = 0
         self.outside = memory.arrays(self.schedule.graph, self.homes)
@@ -120,7 +117,7 @@ class Plan:
             elif g.kind == "tape":
                 self._tape(step, g)
             elif g.kind == "scan":
-                self._scan(g.nodes[0])
+                scan_rows.scan(self, g.nodes[0])
             else:
                 self._opaque(step, g.nodes[0])
             if step == self.runs.last[step]:
@@ -164,7 +161,7 @@ class Plan:
         table = np.array(rows, np.int64)
         entry = np.array([table.ctypes.data], np.int64)
         self.tables += [table, entry]
-        function = self._code(launches.PAIRS)
+        function = self.locate(launches.PAIRS)
         self.launches.append((function, entry.ctypes.data, chunks, 1))
         self.shared_ns += sum(works)
         self.launched = len(self.rows)
@@ -207,13 +204,13 @@ class Plan:
         start = self.arena.ctypes.data
         self.base = start + -start % memory.ALIGN
 
-    def _code(self, text: str) -> int:
+    def locate(self, text: str) -> int:
         """The address of the function of a text, which stays as long as the plan."""
         function = self.code.function(text, self.keep)
         self.functions.add(function)
         return function.address
 
-    def _address(self, table: np.ndarray, at: int, n: Node, shift: int = 0) -> None:
+    def address(self, table: np.ndarray, at: int, n: Node, shift: int = 0) -> None:
         """Put the address of a value into a table, now or at each call."""
         root, start = self.legal.home(n)
         shift += start * n.dtype.itemsize
@@ -223,7 +220,7 @@ class Plan:
         else:
             table[at] = self.base + self.offsets[root] + shift
 
-    def _row(
+    def row(
         self,
         name: str,
         text: str,
@@ -236,7 +233,7 @@ class Plan:
     ) -> None:
         parallel = chunks > 1 and work > PARALLEL_NS
         self.works.append(work)
-        function = self._code(text)
+        function = self.locate(text)
         self.tables.append(table)
         self.rows.append((function, table.ctypes.data, chunks, int(parallel)))
         shapes = tuple(dict.fromkeys(n.shape for n in nodes))
@@ -248,7 +245,7 @@ class Plan:
         table = np.zeros(max(1, len(kernel.slots)), np.int64)
         for i, s in enumerate(kernel.slots):
             if s.node is not None and s.what == "array":
-                self._address(table, i, s.node)
+                self.address(table, i, s.node)
             elif s.what == "count":
                 table[i] = s.elements
             else:
@@ -257,7 +254,7 @@ class Plan:
         moved = [
             s.node for k in program.accesses(kernel) if (s := kernel.slots[k]).node is not None
         ]
-        self._row(str(g), emit(kernel), table, kernel.chunks, kernel.work, moved, flops)
+        self.row(str(g), emit(kernel), table, kernel.chunks, kernel.work, moved, flops)
         if kernel.combines:
             self.combines.append(partial(self._combine, step, kernel))
 
@@ -268,87 +265,22 @@ class Plan:
             table = np.array(
                 [self.base + self.offsets[step, c.partial], 0, n.size, kernel.chunks], np.int64
             )
-            self._address(table, 1, n)
+            self.address(table, 1, n)
             count = n.size * kernel.chunks
             text = native.combine_text(n, kernel.slots[c.partial].dtype)
-            self._row(f"combine {n.op}", text, table, 1, 0, [n], count)
+            self.row(f"combine {n.op}", text, table, 1, 0, [n], count)
 
     def _tape(self, step: int, g: Group) -> None:
         t = self.written[step]
         words = np.array(t.words, np.int64)
         for at, n, shift in t.addresses:
-            self._address(words, at, n, shift)
+            self.address(words, at, n, shift)
         for at, text in t.functions:
-            words[at] = self._code(text)
+            words[at] = self.locate(text)
         self.tables.append(words)
         start = self.base + self.offsets[step, 0]
         table = np.array([words.ctypes.data, len(words), start], np.int64)
-        self._row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
-
-    def _scan(self, n: Node) -> None:
-        if Scan.of(dict(n.params)).scalar:
-            self._scan_scalars(n)
-        else:
-            self._scan_arrays(n)
-
-    def _scan_scalars(self, n: Node) -> None:
-        """The iterations of a loop of scalars, in one row."""
-        words = scan_kernel.Words(n)
-        table = np.zeros(words.size, np.int64)
-        table[scan_kernel.COUNT] = count = words.scan.count
-        for at, o, read in words.reads:
-            base, start, step = _element(o, self.layout)
-            item = o.dtype.itemsize
-            self._address(table, at, base, item * (start + step * read.start))
-            if read.step:
-                table[at + 1] = item * step * read.step
-        for at, place in words.series:
-            self._address(table, at, n, n.dtype.itemsize * place)
-        for at, o in words.leads:
-            base, start, _ = _element(o, self.layout)
-            self._address(table, at, base, o.dtype.itemsize * start)
-        for at, o in words.numbers:
-            table[at] = tape.literal_bits(o.param("value"), o.dtype)
-        operations = count * len(words.scan.body.graph.order)
-        name = f"scan of {count} iterations, {operations} operations"
-        nodes = [*(chain(o)[0] for o in n.inputs), n]
-        self._row(name, scan_kernel.text(n), table, 1, 2.0 * operations, nodes, operations)
-
-    def _scan_arrays(self, n: Node) -> None:
-        """A loop over the rows of a plan of its own, whose arrays move on."""
-        scan = Scan.of(dict(n.params))
-        plan = Plan(scan.body.graph, self.code is NATIVE, self.keep)
-        control = Control(plan)
-        control.words[native.DATA_AT] = -1
-        for k, series in enumerate(scan.series):
-            for i, operand in enumerate(series.lead, -len(series.lead)):
-                o = n.inputs[operand]
-                self._copy(o, n, contiguous(o.shape), scan.place(k, i))
-        arrays = len(scan.reads) + len(scan.series)
-        table = np.zeros(scan_kernel.ARRAYS + 3 * arrays, np.int64)
-        table[: scan_kernel.ARRAYS] = (
-            scan.count, self._code(native.EXECUTOR), control.address,
-            control.words[native.ARRAYS], arrays,
-        )  # fmt: skip
-        moves = [scan_kernel.move(scan, read) for read in scan.reads]
-        moves += [scan_kernel.move(scan, k) for k in range(len(scan.series))]
-        for i, (source, start, step, turns) in enumerate(moves):
-            at = scan_kernel.ARRAYS + 3 * i
-            o = n if source is None else n.inputs[source]
-            got = strided(o, self.layout)
-            assert got is not None
-            item = o.dtype.itemsize
-            self._address(table, at, got[0], item * (got[2] + start))
-            table[at + 1 : at + 3] = item * step, turns
-        work = sum(plan.works) * scan.count
-        self.shared_ns += plan.shared_ns * scan.count
-        self.nested += [plan, *plan.nested]
-        self.controls += [control, *plan.controls]
-        name = f"scan of {scan.count} iterations, {len(plan.rows)} rows each"
-        nodes = [*(chain(o)[0] for o in n.inputs), n]
-        flops = scan.count * sum(row.flops for row in plan.kernels)
-        inner = tuple(plan.kernels)
-        self._row(name, scan_kernel.REPEAT, table, 1, work, nodes, flops, inner)
+        self.row(str(g), tape.WALKER, table, 1, 2.0 * t.slots, list(g.stores), len(g.nodes))
 
     def _product(self, n: Node) -> products.Product | tuple[products.Tiled, Tile]:
         """A matmul by BLAS, or by our own kernel: where there is no BLAS, where BLAS cannot read
@@ -366,7 +298,7 @@ class Plan:
         t = np.zeros(tiled.SIZE, np.int64)
         t[[tiled.M, tiled.N, tiled.K]] = p.m, p.n, p.k
         for at, x in ((tiled.A, p.a), (tiled.B, p.b), (tiled.C, p.c)):
-            self._address(t, at, x.base, item * x.offset)
+            self.address(t, at, x.base, item * x.offset)
         for at, pairs, unit in (
             (tiled.ROWS_A, p.a.rows, shape.rows), (tiled.COLUMNS_A, p.a.columns, 1),
             (tiled.ROWS_B, p.b.rows, 1), (tiled.COLUMNS_B, p.b.columns, 1),
@@ -387,11 +319,11 @@ class Plan:
         t[tiled.BY_COLUMNS] = p.by_columns
         nodes = [p.a.base, p.b.base, n]
         name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
-        t[tiled.PANEL] = self._code(tiled.panel(n, shape))
+        t[tiled.PANEL] = self.locate(tiled.panel(n, shape))
         t[[tiled.HEIGHT, tiled.WIDTH, tiled.LANES]] = shape.rows, shape.width, shape.lanes
         t[[tiled.SHARED, tiled.DEEP]] = tiles.BLOCK * shape.rows, tiles.DEPTH
         work = p.flops * FLOP_NS
-        self._row(name, tiled.text(n), t, p.chunks(shape), work, nodes, p.flops)
+        self.row(name, tiled.text(n), t, p.chunks(shape), work, nodes, p.flops)
 
     def _places(self, pairs: Pairs, item: int, unit: int) -> int:
         """The address of a table of places in bytes, filled up to a multiple of `unit`."""
@@ -407,7 +339,7 @@ class Plan:
         t = np.zeros(native.PRODUCT_SIZE, np.int64)
         t[[native.M, native.N, native.K]] = p.m, p.n, p.k
         for at, x in ((native.A, p.a), (native.B, p.b), (native.C, p.c)):
-            self._address(t, at, x.base, item * x.offset)
+            self.address(t, at, x.base, item * x.offset)
             t[at + 1] = x.lead
         for at, x in ((native.TURN_A, p.a), (native.TURN_B, p.b)):
             t[at] = native.TURN if x.turned else native.NO_TURN
@@ -424,7 +356,7 @@ class Plan:
         name = f"matmul {p.batches} x ({p.m}, {p.k}) @ ({p.k}, {p.n})"
         work = p.flops * FLOP_NS
         nodes = [p.a.base, p.b.base, n]
-        self._row(name, text.substitute(kind=KINDS[n.dtype]), t, p.chunks, work, nodes, p.flops)
+        self.row(name, text.substitute(kind=KINDS[n.dtype]), t, p.chunks, work, nodes, p.flops)
 
     def _opaque(self, step: int, n: Node) -> None:
         operands = [chain(o)[0] for o in n.inputs]
@@ -443,19 +375,19 @@ class Plan:
                 counts, chunks = (n.size,), max(1, min(16, n.size // DRAW_CHUNK))
         table = np.array([0] * (len(operands) + 1) + list(counts), np.int64)
         for i, o in enumerate([*operands, n]):
-            self._address(table, i, o)
+            self.address(table, i, o)
         work = n.nbytes * BYTE_NS
-        self._row(n.op, native.opaque_text(n), table, chunks, work, [*operands, n], n.size)
+        self.row(n.op, native.opaque_text(n), table, chunks, work, [*operands, n], n.size)
 
     def _assemble(self, n: Node) -> None:
         """The base, then each piece over it."""
         for o, strides, offset in pieces(n, self.legal):
-            self._copy(o, n, strides, offset)
+            self.copy(o, n, strides, offset)
 
     def _late(self, target: Node, value: Node) -> None:
-        self._copy(value, target, self.legal.layout(target), 0)
+        self.copy(value, target, self.legal.layout(target), 0)
 
-    def _copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
+    def copy(self, o: Node, target: Node, strides: Sequence[int], offset: int) -> None:
         """A row that stores operand o at these strides of the target."""
         base, start, axes = paths(o, strides, self.layout)
         inner = axes.pop() if axes else (1, 0, 0)
@@ -467,22 +399,13 @@ class Plan:
             self.literals.append(np.array([base.param("value")], o.dtype))
             table[0] = self.literals[-1].ctypes.data
         else:
-            self._address(table, 0, base, item * start)
-        self._address(table, 1, target, item * offset)
+            self.address(table, 0, base, item * start)
+        self.address(table, 1, target, item * offset)
         chunks = max(1, min(16, o.size // COPY_CHUNK, rows))
         moved = [n for n in (base, target) if n.op != "const"]
-        self._row(
+        self.row(
             f"copy {o!r}", native.copy_text(o.dtype), table, chunks, o.nbytes * BYTE_NS, moved, 0
         )
-
-
-def _element(o: Node, layout: Layout) -> tuple[Node, int, int]:
-    """The base of an operand with at most one dim, where it begins there, and its stride."""
-    got = strided(o, layout)
-    stride = None if got is None else single([pair for pairs in got[1] for pair in pairs])
-    if got is None or stride is None:
-        raise IRError(f"no single stride: {o}")
-    return got[0], got[2], stride
 
 
 def every(rows: Iterable[Row]) -> Iterator[Row]:

@@ -34,6 +34,28 @@ REPEAT = f"""{HEAD}
             poke(at, peek(at) + step)
 """
 
+# The same where a chunk of an iteration needs nothing of other chunks: each goes through all
+# iterations, with tables of its own. P: iterations, the kernels (function, where its table begins),
+# how many, the tables, their bytes, how many addresses move; then of each where in the tables it
+# is, the first address, the step, and whether it goes back and forth.
+MOVES = 6
+LANES = f"""{HEAD}
+    count, kernels, rows, n = P[0], P[1], P[2], P[5]
+    tables = P[3] + P[4] * chunk
+    for k in range(n):
+        poke(tables + P[{MOVES} + k * 4], P[{MOVES + 1} + k * 4])
+    for i in range(count):
+        for r in range(rows):
+            at = kernels + r * 16
+            call(peek(at), tables + peek(at + 8), chunk, chunks)
+        for k in range(n):
+            step = P[{MOVES + 2} + k * 4]
+            if P[{MOVES + 3} + k * 4] != 0 and i % 2 == 1:
+                step = -step
+            at = tables + P[{MOVES} + k * 4]
+            poke(at, peek(at) + step)
+"""
+
 COUNT = 0  # the first word of the table; the others are in the order of `Words`
 
 
