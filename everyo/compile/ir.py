@@ -6,6 +6,7 @@ pointwise node have the node's shape and one dtype; broadcasts and casts are nod
 no pass ever asks how two shapes combine. Every walk uses an explicit stack.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -132,6 +133,15 @@ def walk(roots: Iterable[Node]) -> list[Node]:
     return list(order)
 
 
+def _exact(value: Any) -> tuple[Any, ...]:
+    """A parameter as part of a key: 1, True and 1.0 differ, 0.0 and -0.0 too, and dtypes by their
+    type."""
+    return (type(value),) if isinstance(value, np.dtype) else (type(value), repr(value))
+
+
+_NEW = object.__new__
+
+
 class Table:
     """Makes the nodes of one trace. Two calls with equal arguments give the same node.
 
@@ -139,8 +149,9 @@ class Table:
     """
 
     def __init__(self, first: int = 0) -> None:
-        self.first = first
-        self.nodes: dict[tuple, Node] = {}
+        self.indices = itertools.count(first)
+        self.plain: dict[str, dict[tuple[Node, ...], Node]] = {}  # without parameters, by op
+        self.nodes: dict[tuple, Node] = {}  # the others
         self.lines: dict[Node, str] = {}  # node -> "file:line" of the user's code
         self.inputs: list[Node] = []
         self.exchanges = 0  # how many this trace has asked for; each is a node of its own
@@ -148,22 +159,51 @@ class Table:
     def renewed(self) -> "Table":
         """The table for another trace of the same function: what is made again is the very node."""
         table = Table()
+        table.indices, table.plain = self.indices, self.plain
         table.nodes, table.lines = self.nodes, self.lines
         return table
 
+    @property
+    def count(self) -> int:
+        """How many nodes there are."""
+        return len(self.nodes) + sum(map(len, self.plain.values()))
+
+    def of(self, op: str) -> dict[tuple[Node, ...], Node]:
+        """The nodes of an op without parameters, by their inputs."""
+        return self.plain.setdefault(op, {})
+
     def make(self, op: str, *inputs: Node, **params: Any) -> Node:
         """The node `op(*inputs, **params)`; its shape and dtype are inferred."""
-        items: tuple[tuple[str, Any], ...] = ()
-        text: tuple[Any, ...] = ()
-        if params:
-            items = tuple(sorted(params.items()))
-            text = tuple([(k, type(v), repr(v)) for k, v in items])  # 1, True and 1.0 differ
-        key = (op, inputs, text)
+        if not params:
+            node = self.of(op).get(inputs)
+            if node is None:
+                shape, dtype = infer(op, inputs, params)
+                node = self.new(op, inputs, shape, dtype, math.prod(shape))
+            return node
+        items = tuple(sorted(params.items()) if len(params) > 1 else params.items())
+        key = (op, inputs, tuple([(k, *_exact(v)) for k, v in items]))
         node = self.nodes.get(key)
         if node is None:
             shape, dtype = infer(op, inputs, params)
-            index, size = self.first + len(self.nodes), math.prod(shape)
-            node = self.nodes[key] = Node(op, inputs, items, shape, dtype, index, size)
+            node = Node(op, inputs, items, shape, dtype, next(self.indices), math.prod(shape))
+            self.nodes[key] = node
+        return node
+
+    def new(
+        self, op: str, inputs: tuple[Node, ...], shape: Shape, dtype: np.dtype, size: int
+    ) -> Node:
+        """A node without parameters that is not there yet, of the shape and dtype that `infer`
+        gives it."""
+        node: Node = _NEW(Node)  # without __init__, which would double the cost
+        node.op = op
+        node.inputs = inputs
+        node.params = ()
+        node.shape = shape
+        node.dtype = dtype
+        node.index = next(self.indices)
+        node.size = size
+        node.unsigned = False
+        self.plain[op][inputs] = node
         return node
 
     def again(self, node: Node, inputs: tuple[Node, ...]) -> Node:

@@ -118,8 +118,8 @@ def text() -> str:
 
 
 class Look:
-    """The checks of some tensors: `call(address, id(tensors), id(arrays))`, then `found[0]` is SAME,
-    MISFIT or OTHERS, and others are what is known from then on."""
+    """The checks of some tensors: after `call(address, id(tensors), id(arrays))`, `found[0]` is
+    SAME, MISFIT or OTHERS, and others are what is known from then on."""
 
     def __init__(self, expected: Sequence[Expected], objects: int) -> None:
         sizes = [n for e in expected for n in (*e.shape, *(e.strides or ()))]

@@ -67,7 +67,7 @@ class Recorder:
     def wrap(self, node: Node, weak: bool = False) -> Symbol:
         """A symbol over new memory that holds `node`."""
         if node not in self.lines:
-            self.lines[node] = here()
+            self.lines[node] = here(3)
         return holding(self.trace, node, weak)
 
     def _wide(self, s: Symbol) -> Symbol:
@@ -116,11 +116,25 @@ class Recorder:
 
     def _recorder(self, name: str) -> Callable[..., Symbol]:
         """The function `name`: short for arrays of one shape and one floating dtype."""
-        trace, make, wrap, pointwise = self.trace, self.table.make, self.wrap, self._pointwise
+        trace, pointwise = self.trace, self._pointwise
+        new, known, lines = self.table.new, self.table.of(name), self.lines
+        takes, gives = ir.UNARY.get(name) or ir.BINARY[name]
+        if "f" not in takes:
+            return functools.partial(pointwise, name)
+        truth = gives == "bool"
+
+        def record(operands: tuple[Node, ...], of: Symbol) -> Symbol:
+            node = known.get(operands)
+            if node is None:
+                node = new(name, operands, of.shape, BOOL if truth else of.dtype, operands[0].size)
+                lines[node] = here(3)
+            elif node not in lines:
+                lines[node] = here(3)
+            return holding(trace, node)
 
         def unary(a: Any) -> Symbol:
             if type(a) is Symbol and not a.weak and a.trace is trace and a.dtype.kind == "f":
-                return wrap(make(name, a.node if a.path else a.storage.node))
+                return record((a.whole or a.node,), a)
             return pointwise(name, a)
 
         def binary(a: Any, b: Any) -> Symbol:
@@ -132,9 +146,7 @@ class Recorder:
                 and a.shape == b.shape
                 and a.dtype.kind == "f"
             ):
-                m = a.node if a.path else a.storage.node
-                n = b.node if b.path else b.storage.node
-                return wrap(make(name, m, n))
+                return record((a.whole or a.node, b.whole or b.node), a)
             return pointwise(name, a, b)
 
         return unary if name in ir.UNARY else binary

@@ -36,17 +36,18 @@ class Symbol:
     writes are recorded; asking for values raises `EveryOTraceError`."""
 
     __slots__ = (
-        "__weakref__", "_node", "_version", "dtype", "life", "path", "shape", "storage", "trace",
-        "weak",
+        "__weakref__", "_node", "_storage", "_version", "dtype", "life", "path", "shape", "trace",
+        "weak", "whole",
     )  # fmt: skip
     __array_priority__ = 2000
+    whole: Node | None  # what it holds, as long as nobody has asked for its storage
     _node: Node | None  # of a view, and the version of its storage that it shows
+    _storage: Storage
     _version: int
     dtype: np.dtype
     life: list[Any]  # whose references the trace counts at its end
     path: tuple[Step, ...]
     shape: tuple[int, ...]
-    storage: Storage
     trace: Any
     weak: bool  # behaves like a Python number in promotion
 
@@ -58,6 +59,8 @@ class Symbol:
     @property
     def node(self) -> Node:
         """The node of this array's present contents."""
+        if self.whole is not None:
+            return self.whole
         if not self.path:
             return self.storage.node
         if self._node is None or self._version != self.storage.version:
@@ -66,6 +69,14 @@ class Symbol:
                 node = self.trace.xp.view(node, step)
             self._node, self._version = node, self.storage.version
         return self._node
+
+    @property
+    def storage(self) -> Storage:
+        """The memory that the array lies in."""
+        if self.whole is not None:
+            self._storage = Storage()
+            self._storage.node, self.whole = self.whole, None
+        return self._storage
 
     @property
     def ndim(self) -> int:
@@ -168,12 +179,6 @@ class Symbol:
     def __setitem__(self, key: Any, value: Any) -> None:
         self.trace.assign(self, key, value)
 
-    def __getattr__(self, name: str) -> Any:
-        method = None if name.startswith("_") else getattr(Tensor, name, None)
-        if method is None or not callable(method):
-            raise AttributeError(f"a traced array has no attribute {name!r}")
-        return lambda *args, **kwargs: _unwrap(method(Tensor._wrap(self), *args, **kwargs))
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         self._alive(f"numpy.{ufunc.__name__}")
         if any(isinstance(x, Tensor) for x in inputs):
@@ -213,25 +218,27 @@ _NEW = object.__new__
 
 def holding(trace: Any, node: Node, weak: bool = False) -> Symbol:
     """An array over new memory that holds `node`."""
-    storage = _NEW(Storage)  # without __init__ here and below, which would double the cost
-    storage.node = node
-    return symbol(trace, storage, (), weak)
-
-
-def symbol(trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False) -> Symbol:
-    """An array on a storage, or a view of it."""
-    out: Symbol = _NEW(Symbol)
+    out: Symbol = _NEW(Symbol)  # without __init__, which would double the cost
     out.trace = trace
     if MODE.trace is not trace:
         out.leaked("an op")
     out.life = trace.life
-    out.storage = storage
-    out.path = path
+    out.path = ()
     out.weak = weak
-    out._node = None
-    node = out.node if path else storage.node
+    out.whole = node
     out.shape = node.shape
-    out.dtype = storage.narrow or node.dtype
+    out.dtype = node.dtype
+    return out
+
+
+def symbol(trace: Any, storage: Storage, path: tuple[Step, ...] = (), weak: bool = False) -> Symbol:
+    """An array on a storage, or a view of it."""
+    out = holding(trace, storage.node, weak)
+    out._storage, out.whole = storage, None
+    if path:
+        out.path, out._node = path, None
+        out.shape = out.node.shape
+    out.dtype = storage.narrow or out.node.dtype
     return out
 
 
@@ -290,6 +297,34 @@ for _short, _name in dict(
     setattr(Symbol, f"__{_short.rstrip('_')}__", _binary(_name, False))
 for _short, _name in dict(neg="negative", abs="abs", invert="logical_not").items():
     setattr(Symbol, f"__{_short}__", lambda self, _name=_name: getattr(self.trace.xp, _name)(self))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """A method of tensors for arrays."""
+
+    def call(self: Symbol, *args: Any, **kwargs: Any) -> Any:
+        return _unwrap(getattr(Tensor, name)(Tensor._wrap(self), *args, **kwargs))
+
+    return call
+
+
+_OWN = frozenset(dir(Symbol))  # what tensors lend no method for
+_seen = 0  # attributes that tensors had when their methods were taken
+
+
+def take_methods() -> None:
+    """Give traced arrays the methods that tensors have by now. (With a `__getattr__` instead every
+    access to an attribute would take three times as long.)"""
+    global _seen
+    if len(vars(Tensor)) == _seen:
+        return
+    _seen = len(vars(Tensor))
+    for name in dir(Tensor):
+        if not name.startswith("_") and name not in _OWN and callable(getattr(Tensor, name)):
+            setattr(Symbol, name, _method(name))
+
+
+Symbol.__name__ = "traced array"  # in errors about attributes that it has not
 
 
 def holds_traced(data: Any) -> bool:

@@ -18,8 +18,8 @@ import numpy as np
 
 from everyo.compile import ir
 from everyo.compile.builder import Builder
-from everyo.compile.lines import here
-from everyo.compile.symbol import Step, Storage, Symbol, holds_traced, symbol
+from everyo.compile.lines import forget, here
+from everyo.compile.symbol import Step, Storage, Symbol, holds_traced, symbol, take_methods
 from everyo.compile.traced import Source, geometry, owner_of, view_path
 from everyo.core.autograd import MODE, TRACES
 from everyo.core.device_array import DeviceArray
@@ -50,7 +50,9 @@ class Trace:
         merged: frozenset[int] = frozenset(),
         first: ir.Table | None = None,
     ) -> None:
+        take_methods()
         self.name = name
+        self.kind = Symbol  # of the arrays that are traced already
         self.life: list[
             Any
         ] = []  # every symbol refers to it: whoever outlives the trace is counted
@@ -445,6 +447,7 @@ class Trace:
             finally:
                 MODE.trace = previous
                 TRACES.remove(self)
+                forget()
 
 
 _MISSING = object()

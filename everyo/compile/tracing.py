@@ -12,7 +12,7 @@ from everyo.compile.symbol import Symbol, holds_traced
 from everyo.compile.trace import Overlap, Trace
 from everyo.compile.traced import Effect, Leaf, Place, Traced
 from everyo.compile.tree import flatten
-from everyo.core.autograd import enable_grad, propagate, topological_order
+from everyo.core.autograd import below, enable_grad, propagate
 from everyo.core.tensor import Tensor
 from everyo.exceptions import EveryOTraceError
 
@@ -135,7 +135,7 @@ def _parents(result: Any, trace: Trace) -> list[Any]:
     out: dict[int, Any] = {}
     for x in flatten(result)[0]:
         if isinstance(x, Tensor) and x._requires_grad and type(x._data) is Symbol:
-            for t in topological_order(x):
+            for t in below(x):
                 if t.grad_node is None and type(t._data) is not Symbol:
                     out[id(t)] = trace.arguments.get(id(t), t)
     return list(out.values())

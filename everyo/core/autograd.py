@@ -10,6 +10,7 @@ gradient is to be differentiated again (`create_graph=True`).
 
 import functools
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -97,20 +98,30 @@ class Node:
         return f"<Node {self.operation}>"
 
 
-def topological_order(root: Any, oldest: int = 0) -> list[Any]:
-    """The tensors below `root` that require gradients, consumers first and leaves last; none that
-    is older than the node with number `oldest`. Iterative: depth is no limit."""
-    seen, order = {_key(root)}, [root]
-    for tensor in order:  # which grows meanwhile
+def below(root: Any, oldest: int = 0) -> list[Any]:
+    """The tensors below `root` that require gradients, itself first; none that is older than the
+    node with number `oldest`. Iterative: depth is no limit."""
+    seen, found = {_key(root)}, [root]
+    for tensor in found:  # which grows meanwhile
         node = tensor.grad_node
         if node is not None:
             for parent in node.parents:
                 key = parent.grad_node or parent
                 if key not in seen and (not oldest or _age(parent) >= oldest):
                     seen.add(key)
-                    order.append(parent)
-    order.sort(key=_age, reverse=True)
-    return order
+                    found.append(parent)
+    return found
+
+
+def topological_order(root: Any, oldest: int = 0) -> list[Any]:
+    """What is `below`, consumers first and leaves last."""
+    found = below(root, oldest)
+    computed = [tensor for tensor in found if tensor.grad_node is not None]
+    computed.sort(key=_NUMBER, reverse=True)
+    return computed + [tensor for tensor in found if tensor.grad_node is None]
+
+
+_NUMBER = operator.attrgetter("grad_node.number")  # which grows from parents to results
 
 
 def _key(tensor: Any) -> Any:
@@ -179,7 +190,14 @@ def _propagate(
         results = node.backward_fn(gradient, xp, node if through else None)
         if watch is not None:
             watch.backward(node, gradient, results)
-        for parent, result in zip(node.parents, results, strict=True):
+        parents = node.parents
+        if len(results) != len(parents):
+            raise EveryOGradientError(
+                f"the backward function of {node.operation} gives {len(results)} gradients for "
+                f"{len(parents)} operands"
+            )
+        for i, parent in enumerate(parents):
+            result = results[i]
             if result is None:
                 continue
             data = parent._data

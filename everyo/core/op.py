@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from everyo.core.autocast import ACTIVE, WIDE, widened
-from everyo.core.autograd import MODE, TRACES, Node, enable_grad, propagate
+from everyo.core.autograd import MODE, TRACES, Clock, Node, enable_grad, propagate
 from everyo.core.device_array import DeviceArray, placed
 from everyo.core.dtype import NAMES
 from everyo.core.namespace import DEVICES, NUMPY, TENSORS, is_array
@@ -181,7 +181,9 @@ def _public(
             f"    if not isinstance({p.name}, Tensor): {p.name} = as_tensor({p.name})"
             for p in operands
         ]
-    given = f"dict({passed})" if prepare is None else f"prepare({names}, {passed})"
+    given = f"dict({passed})" if params else "{}"
+    if prepare is not None:
+        given = f"prepare({names}, {passed})"
     lines.append(f"    return run(record, ({names},), {given})")
     scope: dict[str, Any] = {"run": run, "record": record, "prepare": prepare, "Tensor": Tensor}
     scope |= {"as_tensor": as_tensor, **{f"_{p.name}": p.default for p in params}}
@@ -191,6 +193,7 @@ def _public(
 
 _NUMBERS = (float, int, bool)
 _NEW = Tensor.__new__
+_NEW_NODE = object.__new__
 
 
 def apply(op: Op, *operands: Any, **params: Any) -> Any:
@@ -202,23 +205,27 @@ def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """`apply`, with the operands in a tuple and the parameters in a dict of the caller's."""
     if ACTIVE and op.name in WIDE:
         args = tuple(widened(a) if isinstance(a, Tensor) else a for a in args)
-    trace = MODE.trace if TRACES else None
+    traced = bool(TRACES)
+    trace = MODE.trace if traced else None
     data: list[Any] = []
     wanted = 0
     for a in args:
-        if isinstance(a, Tensor):
+        if type(a) is Tensor or isinstance(a, Tensor):
             if a._requires_grad:
                 wanted |= 1 << len(data)
-            data.append(a._data if trace is None else trace.read(a))
+            array = a._data
+            data.append(array if trace is None or type(array) is trace.kind else trace.read(a))
         elif type(a) in _NUMBERS:
             data.append(a)
         else:
             data.append(_coerce(a, len(data), op, args, trace))
     try:
-        if DEVICES and trace is None and (xp := placed(op.name, args, data)) is not None:
+        if trace is not None:
+            y = op.forward(trace.xp, *data, **params) if params else op.forward(trace.xp, *data)
+        elif DEVICES and (xp := placed(op.name, args, data)) is not None:
             y = xp.forward(op, data, params)
         else:
-            y = op.forward(NUMPY if trace is None else trace.xp, *data, **params)
+            y = op.forward(NUMPY, *data, **params) if params else op.forward(NUMPY, *data)
     except EveryOError:
         raise
     except (ValueError, IndexError, TypeError, OverflowError) as error:
@@ -237,7 +244,7 @@ def run(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         _share(args[0], out)
     if wanted and floating and MODE.grad and op.vjp is not None:
         _record(op, args, data, out, params, wanted)
-    if TRACES and MODE.watch is not None:
+    if traced and MODE.watch is not None:
         MODE.watch.forward(op, data, out)
     return out
 
@@ -257,32 +264,49 @@ def _record(
             saved.append(a._cell)
         elif a is data[i] and type(a) is np.ndarray:
             data[i] = a.copy()  # the caller may change the array before backward
+    parents = args if len(positions) == len(args) else [args[i] for i in positions]
     if op.vjp is DERIVED:
         backward_fn = partial(_derived_backward, op, positions, args, data, params)
+        out.grad_node = Node(op.name, parents, backward_fn, params, saved)
     else:
-        backward_fn = partial(_backward, plan.rules, out._data, args, data, params)
-    parents = args if len(positions) == len(args) else [args[i] for i in positions]
-    out.grad_node = Node(op.name, parents, backward_fn, params, saved)
+        out.grad_node = node = _NEW_NODE(OpNode)  # without __init__, which would double the cost
+        node.operation = op.name
+        node.parents = parents
+        node.attributes = params
+        node.saved = saved
+        node.number = Clock.tick()
+        node.retained = None
+        node.rules = plan.rules
+        node.result = out._data
+        node.args = args
+        node.data = data
     out._requires_grad = True
 
 
-def _backward(
-    rules: tuple[Rule, ...],
-    y: Any,
-    args: tuple[Any, ...],
-    data: list[Any],
-    params: dict[str, Any],
-    gradient: Any,
-    xp: Any = NUMPY,
-    through: Node | None = None,
-) -> Sequence[Any]:
-    """The gradients of the operands with these rules: on arrays, or `through` the node of the
-    result on tensors, so that they have a graph themselves."""
-    if through is not None:
-        data, y = _tensors(args, data), alias(y, through)
-    if len(rules) == 1:
-        return (rules[0](xp, gradient, y, *data, **params),)
-    return [rule(xp, gradient, y, *data, **params) for rule in rules]
+class OpNode(Node):
+    """The node of an op with rules."""
+
+    __slots__ = ("args", "data", "result", "rules")
+    rules: tuple[Rule, ...]
+    result: Any
+    args: tuple[Any, ...]
+    data: list[Any]
+
+    def backward_fn(
+        self, gradient: Any, xp: Any = NUMPY, through: Node | None = None
+    ) -> Sequence[Any]:
+        """The gradients of the operands: on arrays, or `through` this node on tensors, so that they
+        have a graph themselves."""
+        y, data, params, rules = self.result, self.data, self.attributes, self.rules
+        if through is not None:
+            data, y = _tensors(self.args, data), alias(y, through)
+        found = []
+        for rule in rules:  # in a comprehension all these names would be cells
+            found.append(
+                rule(xp, gradient, y, *data, **params) if params
+                else rule(xp, gradient, y, *data)
+            )  # fmt: skip
+        return found
 
 
 def _derived_backward(
