@@ -43,6 +43,12 @@ def loop_dtypes(name: str, kinds: tuple[Any, ...]) -> tuple[np.dtype, ...]:
     return ufunc.resolve_dtypes((*kinds, None))
 
 
+@functools.lru_cache(maxsize=4096)
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that NumPy gives to an op on these."""
+    return np.broadcast_shapes(*shapes)
+
+
 class Recorder:
     """Records the calls of one trace."""
 
@@ -166,7 +172,7 @@ class Recorder:
         if all(s.storage.narrow is None for s in symbols):  # integers that NumPy makes of bools
             dtypes = [I64 if d.kind in "iu" and d not in ir.DTYPES else d for d in dtypes]
         nodes = [self.cast(s, d) for s, d in zip(symbols, dtypes, strict=True)]
-        shape = np.broadcast_shapes(*(n.shape for n in nodes))
+        shape = broadcast_shapes(*(n.shape for n in nodes))
         nodes = [self.spread_to(n, shape) for n in nodes]
         if dtypes[0] == BOOL and name in _ON_BOOL:
             name = _ON_BOOL[name]
@@ -236,7 +242,7 @@ class Recorder:
 
     def _logical(self, name: str, a: Any, b: Any) -> Symbol:
         nodes = [self._truth(a), self._truth(b)]
-        shape = np.broadcast_shapes(*(n.shape for n in nodes))
+        shape = broadcast_shapes(*(n.shape for n in nodes))
         return self.wrap(self.table.make(name, *(self.spread_to(n, shape) for n in nodes)))
 
     def logical_and(self, a: Any, b: Any) -> Symbol:
@@ -255,7 +261,7 @@ class Recorder:
         a, b = self.lift(a), self.lift(b)
         dtype = promoted(a, b)
         nodes = [self._truth(condition), self.cast(a, dtype), self.cast(b, dtype)]
-        shape = np.broadcast_shapes(*(n.shape for n in nodes))
+        shape = broadcast_shapes(*(n.shape for n in nodes))
         return self.wrap(self.table.make("where", *(self.spread_to(n, shape) for n in nodes)))
 
     def astype(self, x: Any, dtype: Any) -> Symbol:

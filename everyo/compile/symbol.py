@@ -24,6 +24,7 @@ class Storage:
     """Memory of the traced function. `node` is what it holds now."""
 
     source: Any = None  # of an input
+    arrays: tuple[Any, ...] = ()  # that were there before the trace and lie in it
     narrow: np.dtype | None = None  # the dtype it really has: an integer, in the graph an int64
     version = 0
     written = False

@@ -19,6 +19,7 @@ import numpy as np
 from everyo.compile import ir
 from everyo.compile.builder import Builder
 from everyo.compile.lines import forget, here
+from everyo.compile.overlap import Memory
 from everyo.compile.symbol import Step, Storage, Symbol, holds_traced, symbol, take_methods
 from everyo.compile.traced import Source, geometry, owner_of, view_path
 from everyo.core.autograd import MODE, TRACES
@@ -38,6 +39,10 @@ class Overlap(Exception):
 
     def __init__(self, owners: set[int]) -> None:
         self.owners = owners
+
+
+def _overlap(a: Any, b: Any) -> Overlap:
+    return Overlap({id(owner_of(a)), id(owner_of(b))})
 
 
 class Trace:
@@ -65,6 +70,7 @@ class Trace:
         self.sources: list[Source] = []
         self._storages: list[Storage] = []
         self.symbols: dict[int, tuple[np.ndarray, Symbol]] = {}
+        self.memory = Memory()  # of the same arrays
         self.first: dict[int, Source] = {}
         self.identical: dict[Any, tuple[Source, Source]] = {}
         self.kept: list[Any] = []  # keeps ids valid
@@ -120,13 +126,13 @@ class Trace:
             if id(owner) in self.merged and owner is not array:
                 made = self._through_owner(array, owner, source)
             else:
-                self._look_for_overlap(
-                    array, [s for _, s in self.symbols.values() if s.storage.written]
-                )
+                for other, seen in self.memory.near(array):
+                    if seen.storage.written:
+                        raise _overlap(array, other)
                 made = self._input(array, source)
                 if id(owner) in self.merged:
                     self.views.append((source, len(self.sources) - 1, geometry(array, owner)))
-            found = self.symbols[id(array)] = (array, made)
+            found = self._enter(array, made)
             self.first[id(array)] = source
         elif self.first[id(array)].name != source.name:
             self.identical[(self.first[id(array)].name, source.name)] = (
@@ -134,6 +140,13 @@ class Trace:
                 source,
             )
         return found[1]
+
+    def _enter(self, array: Any, made: Symbol) -> tuple[Any, Symbol]:
+        """Note the symbol of an array."""
+        self.memory.add(array, made)
+        made.storage.arrays += (array,)
+        found = self.symbols[id(array)] = (array, made)
+        return found
 
     def _through_owner(self, array: np.ndarray, owner: np.ndarray, source: Source) -> Symbol:
         """A view as a view of its owner, which is the input."""
@@ -145,22 +158,11 @@ class Trace:
             )
         if id(owner) not in self.symbols:
             self.first[id(owner)] = Source("owner", source)
-            self.symbols[id(owner)] = (owner, self._input(owner, self.first[id(owner)]))
+            self._enter(owner, self._input(owner, self.first[id(owner)]))
         whole = self.symbols[id(owner)][1]
         at = next(i for i, storage in enumerate(self._storages) if storage is whole.storage)
         self.views.append((source, at, geometry(array, owner)))
         return symbol(self, whole.storage, path)
-
-    def _look_for_overlap(self, array: np.ndarray, others: Sequence[Symbol]) -> None:
-        """Two different inputs on the same memory are fine until one of them is written."""
-        storages = {id(s.storage) for s in others}
-        for other, seen in self.symbols.values():
-            if (
-                other is not array
-                and id(seen.storage) in storages
-                and np.may_share_memory(array, other)
-            ):
-                raise Overlap({id(owner_of(array)), id(owner_of(other))})
 
     def read(self, tensor: Tensor) -> Symbol:
         """The array of a tensor, recording it as an input if it is not traced."""
@@ -257,12 +259,13 @@ class Trace:
         storage.written = True
 
     def _refuse_written(self, target: Symbol) -> None:
-        for array, seen in list(self.symbols.values()):
-            if seen.storage is target.storage:
-                if not array.flags.writeable:
-                    raise ValueError("assignment destination is read-only")
-                apart = [s for _, s in self.symbols.values() if s.storage is not target.storage]
-                self._look_for_overlap(array, apart)
+        """Two different inputs on the same memory are fine until one of them is written."""
+        for array in target.storage.arrays:
+            if not array.flags.writeable:
+                raise ValueError("assignment destination is read-only")
+            for other, seen in self.memory.near(array):
+                if seen.storage is not target.storage:
+                    raise _overlap(array, other)
 
     def _replaced(self, node: ir.Node, path: tuple[Step, ...], value: ir.Node) -> ir.Node:
         """`node` with the part that `path` views replaced by `value`."""
@@ -418,6 +421,7 @@ class Trace:
     def survivor(self) -> str | None:
         """Where a traced array was made that somebody still holds after the trace, or None."""
         self.symbols.clear()
+        self.memory.clear()
         self.kept.clear()
         for table in (
             self.rebound,
