@@ -112,7 +112,14 @@ class Graph:
     @cached_property
     def order(self) -> list[Node]:
         """The inputs and every node that is used, as they were traced: operands first."""
-        return sorted({*self.inputs, *walk(self.roots)}, key=attrgetter("index"))
+        found = {*self.inputs, *self.roots}
+        stack = list(found)
+        while stack:
+            for n in stack.pop().inputs:
+                if n not in found:
+                    found.add(n)
+                    stack.append(n)
+        return sorted(found, key=attrgetter("index"))
 
     def __str__(self) -> str:
         return show(self)

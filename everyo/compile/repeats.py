@@ -47,22 +47,20 @@ class Line:
         self._first: dict[Node, int] = {}
         self._numbers = 0
         kinds: dict[tuple, int] = {}
-        kind, place, shift = [], [], []
-        for n in nodes:
-            key = self.key(n)
-            kind.append(kinds.setdefault(key, len(kinds)))
-            known = n.inputs[: self.operands]
-            for o in known:
-                j = self.at.get(o)
-                found = (j, 0) if j is not None else self.outside(o)
-                place.append(found[0])
-                shift.append(found[1])
-            for _ in range(self.operands - len(known)):
-                place.append(NONE)
-                shift.append(0)
-        self.kind = np.array(kind)
-        self.place = np.array(place).reshape(-1, self.operands).T.copy()
-        self.shift = np.array(shift).reshape(-1, self.operands).T.copy()
+        self.kind = np.array([kinds.setdefault(self.key(n), len(kinds)) for n in nodes])
+        self.place = np.full((self.operands, len(nodes)), NONE)
+        self.shift = np.zeros((self.operands, len(nodes)), np.int64)
+        reads = [n.inputs[: self.operands] for n in nodes]
+        counts = np.array([len(r) for r in reads], int)
+        of = np.repeat(np.arange(len(nodes)), counts)  # of each operand: its node, and which it is
+        which = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        operands = [o for r in reads for o in r]
+        places = np.array([self.at.get(o, NONE) for o in operands], int)
+        self.place[which, of] = places
+        away = np.flatnonzero(places == NONE)
+        found = [self.outside(operands[i]) for i in away]
+        self.place[which[away], of[away]] = [place for place, _ in found]
+        self.shift[which[away], of[away]] = [shift for _, shift in found]
 
     def key(self, n: Node) -> tuple:
         """What nodes have in common that may be the same node of two iterations."""
@@ -114,9 +112,10 @@ class Scalars(Line):
         super().__init__(nodes)
 
     def key(self, n: Node) -> tuple:
-        of = n.inputs[0].dtype
-        half = F16 in (of, n.dtype)  # is computed in another precision, see widen.py
-        return (n,) if half else (n.op, of, n.dtype)
+        of, dtype = n.inputs[0].dtype.num, n.dtype.num
+        if of == F16.num or dtype == F16.num:  # is computed in another precision, see widen.py
+            return (n,)
+        return (n.op, of, dtype)
 
     def outside(self, o: Node) -> tuple[int, int]:
         if o not in self._known:

@@ -49,7 +49,8 @@ def partition(compute: Sequence[Node], checked: set[Node]) -> dict[Node, tuple[i
         for o in n.inputs:
             base = o if o in depth else chain(o)[0]
             if base in depth:
-                most = max(most, depth[base] + ((base in fit) != mine))
+                below = depth[base] + ((base in fit) != mine)
+                most = below if below > most else most
         depth[n] = most
         if mine:
             tapes.setdefault((most, n in checked), []).append(n)
