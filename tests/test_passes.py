@@ -17,6 +17,10 @@ from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node
 PASSES = {
     **{rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule) for rule in rules.RULES},
     **{step.__name__: step for step in passes.PIPELINE},
+    **{
+        rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule)
+        for rule in (rules.nested_pieces, rules.parts_in_a_row)
+    },
     "run": passes.run,
 }
 
@@ -442,6 +446,31 @@ def test_parts_in_a_row_become_one_piece(here, there, shape):
     (left,) = (n for n in after.order if n.op == "assemble")
     assert len(left.inputs) == (2 if size == 1 or abs(there) == 1 else 7)
     arrays = [np.arange(24.0 * size), -np.ones((2, 15, 3))]
+    assert_same_bits(interpret(after, arrays), interpret(before, arrays), after)
+
+
+def test_pieces_of_pieces_are_pieces():
+    table = ir.Table()
+    x, zeros = table.input((8, 3), F64), table.input((4, 3), F64)
+    rows = [table.make("slice", x, starts=(i, 0), steps=(1, 1), sizes=(1, 3)) for i in range(8)]
+    rows = [table.make("exp", r) for r in rows]
+
+    def halves(parts):
+        if len(parts) == 1:
+            return parts[0]
+        n = len(parts) // 2
+        base = table.make("broadcast", table.make("slice", zeros, starts=(0, 0), steps=(1, 1),
+                          sizes=(1, 3)), shape=(len(parts), 3))  # fmt: skip
+        pieces = halves(parts[:n]), halves(parts[n:])
+        return table.make(
+            "assemble", base, *pieces, starts=((0, 0), (n, 0)), steps=((1, 1),) * 2
+        )  # fmt: skip
+
+    before = Graph("f", (x, zeros), (halves(rows),))
+    after = passes.join_parts(before)
+    (left,) = (n for n in after.order if n.op == "assemble")
+    assert len(left.inputs) == 9
+    arrays = [np.arange(24.0).reshape(8, 3), np.zeros((4, 3))]
     assert_same_bits(interpret(after, arrays), interpret(before, arrays), after)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, Node, Table
-from everyo.compile.rules import disjoint
+from everyo.compile.rules import covered
 from everyo.compile.space import Axis, Dims, Layout, chain, contiguous, single, spread, through
 
 RUN = 16  # elements next to each other that are worth a loop of their own
@@ -51,15 +51,6 @@ def find(
             parts[v] = part
             if not all(accepts(n) for n in (v, *readers[v])):
                 del parts[v]
-
-
-def covered(n: Node) -> bool:
-    """Whether the pieces of an assemble are disjoint and leave nothing of its base."""
-    pieces = n.inputs[1:]
-    if sum(p.size for p in pieces) != n.size:
-        return False
-    shapes = [p.shape for p in pieces]
-    return disjoint(list(zip(n.param("starts"), n.param("steps"), shapes, strict=True)))
 
 
 def boxes(n: Node, layout: Layout) -> Iterable[tuple[Node, list[int], int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from everyo.compile import ir
 from everyo.compile.ir import Check, Graph, Node
-from everyo.compile.rules import RULES, Rule, slice_of_slice
+from everyo.compile.rules import RULES, Rule, nested_pieces, parts_in_a_row, slice_of_slice
 
 Pass = Callable[[Graph], Graph]
 
@@ -169,4 +169,10 @@ def _moves(node: Node) -> bool:
     return node.op == "slice" or (node.op in ir.POINTWISE and node.op != "take")
 
 
-PIPELINE: tuple[Pass, ...] = (simplify, lift_slices)
+def join_parts(graph: Graph) -> Graph:
+    """Parts of one flat array that are assembled side by side become one part. Not before all of
+    them are known: a joined one is a part no more."""
+    return rewrite(rewrite(graph, nested_pieces), parts_in_a_row)
+
+
+PIPELINE: tuple[Pass, ...] = (simplify, lift_slices, join_parts)

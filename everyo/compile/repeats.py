@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from everyo.compile.ir import BOOL, F16, I64, VIEWS, Node
+from everyo.compile.ir import BOOL, F16, I64, OPAQUE, VIEWS, Node
 from everyo.compile.space import chain, contiguous, strided
 
 LENGTH = 64  # a loop of numbers replaces at least so many nodes ...
@@ -221,9 +221,11 @@ class Stretch:
         return max(dtypes, key=lambda d: d.itemsize, default=I64)
 
     def turn(self) -> bool:
-        """Begin iterations where they hand fewest bytes over to later ones; whether that is
+        """Begin iterations where they hand fewest bytes over to later ones, and of several such
+        places where fewest are read by what could be computed with them; whether that is
         elsewhere."""
         costs = np.zeros(self.period, np.int64)  # by where iterations begin
+        reads = np.zeros(self.period, np.int64)
         crossing = {j: np.zeros(self.period, bool) for j in range(self.period)}
         for (reader, _), move in self.moves.items():
             move = below(move)
@@ -232,10 +234,12 @@ class Stretch:
                 apart[reader + 1 :] -= 1  # the reader then belongs to the iteration before ...
                 apart[move.j + 1 :] += 1  # ... and so does what it reads
                 crossing[move.j] |= apart > 0
+                if self.node(reader).op not in OPAQUE | VIEWS:
+                    reads += (apart > 0) * self.node(move.j).nbytes
         for j, crosses in crossing.items():
             costs += self.node(j).nbytes * (crosses | (j in self.kept))
-        first = int(np.argmin(costs))
-        stays = costs[first] == costs[0]
+        first = int(np.lexsort((reads, costs))[0])
+        stays = (costs[first], reads[first]) == (costs[0], reads[0])
         count = self.count - (first > self.room)
         turned = Stretch(self.line, self.start + first, self.period, count)
         if stays or not turned.pays:

@@ -261,7 +261,7 @@ class _Rolled:
         for j in range(s.period):
             values.append(value(j))
         outputs = tuple(_cast(table, values[j], dtype) for j in exported)
-        body = passes.simplify(Graph("body", tuple(reads), outputs))
+        body = passes.run(Graph("body", tuple(reads), outputs))
         used = set(walk(body.roots))
         operands: dict[Node, int] = {}
         kept: list[Read | Past] = []
@@ -317,5 +317,5 @@ def _cast(table: Table, n: Node, dtype: np.dtype) -> Node:
 # simplified sooner. Those of arrays follow once they are simple, but before slices are moved from
 # what loops read into them; sums of gradients are loops of numbers that are left at the end.
 LOOPS: tuple[passes.Pass, ...] = (
-    roll, passes.simplify, roll_arrays, passes.lift_slices, roll,
+    roll, passes.simplify, roll_arrays, passes.lift_slices, roll, passes.join_parts,
 )  # fmt: skip

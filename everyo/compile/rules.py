@@ -391,9 +391,29 @@ def pieces(node: Node, make: Make) -> Node | None:
     return make("assemble", base, *[rest[i] for i in kept], **new)
 
 
-def blocks(node: Node, make: Make) -> Node | None:
+def nested_pieces(node: Node, make: Make) -> Node | None:
+    """The pieces of pieces that are assembled of nothing else, each in its place."""
+    if node.op != "assemble":
+        return None
+    pieces: list[tuple[Node, Shape, Shape]] = []
+    for piece, start, step in zip(
+        node.inputs[1:], node.param("starts"), node.param("steps"), strict=True
+    ):
+        if piece.op == "assemble" and set(step) == {1} and covered(piece):
+            inner = zip(piece.inputs[1:], piece.param("starts"), piece.param("steps"), strict=True)
+            for x, at, apart in inner:
+                pieces.append((x, tuple(a + b for a, b in zip(start, at, strict=True)), apart))
+        else:
+            pieces.append((piece, start, step))
+    if len(pieces) == len(node.inputs) - 1:
+        return None
+    rest, starts, steps = zip(*pieces, strict=True)
+    return make("assemble", node.inputs[0], *rest, starts=starts, steps=steps)
+
+
+def parts_in_a_row(node: Node, make: Make) -> Node | None:
     """Parts of one flat array, one beside the other here and there, as one piece."""
-    if len(node.inputs) < 3:
+    if node.op != "assemble" or len(node.inputs) < 3:
         return None
     runs: list[_Run] = []
     for piece, start, step in zip(
@@ -505,6 +525,15 @@ def disjoint(boxes: list[tuple[tuple[int, ...], ...]]) -> bool:
     return len(boxes) <= FEW and all(apart(a, b) for a, b in pairs)
 
 
+def covered(n: Node) -> bool:
+    """Whether the pieces of an assemble are disjoint and leave nothing of its base."""
+    pieces = n.inputs[1:]
+    if sum(p.size for p in pieces) != n.size:
+        return False
+    shapes = [p.shape for p in pieces]
+    return disjoint(list(zip(n.param("starts"), n.param("steps"), shapes, strict=True)))
+
+
 def apart(a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]) -> bool:
     """Whether two boxes have no element in common."""
     for start, step, size, begin, stride, count in zip(*a, *b, strict=True):
@@ -580,5 +609,5 @@ RULES: dict[Rule, Collection[str]] = {
     views: ir.VIEWS, fold: ELEMENTWISE, narrow: ELEMENTWISE, casts: {"cast", "copy"},
     commute: COMMUTATIVE, arithmetic: ir.BINARY, signs: ir.UNARY, logic: ir.BINARY,
     select: {"where"}, reductions: {*ir.REDUCTIONS, "cumsum"}, pieces: {"assemble"},
-    blocks: {"assemble"}, sums_of_pieces: {"add"},
+    sums_of_pieces: {"add"},
 }  # fmt: skip
