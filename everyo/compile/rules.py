@@ -392,14 +392,15 @@ def pieces(node: Node, make: Make) -> Node | None:
 
 
 def nested_pieces(node: Node, make: Make) -> Node | None:
-    """The pieces of pieces that are assembled of nothing else, each in its place."""
+    """The pieces of pieces, each in its place, where there are parts of flat arrays among them."""
     if node.op != "assemble":
         return None
     pieces: list[tuple[Node, Shape, Shape]] = []
     for piece, start, step in zip(
         node.inputs[1:], node.param("starts"), node.param("steps"), strict=True
     ):
-        if piece.op == "assemble" and set(step) == {1} and covered(piece):
+        nested = piece.op == "assemble" and set(step) == {1} and covered(piece)
+        if nested and any(map(flat_part, piece.inputs[1:])):
             inner = zip(piece.inputs[1:], piece.param("starts"), piece.param("steps"), strict=True)
             for x, at, apart in inner:
                 pieces.append((x, tuple(a + b for a, b in zip(start, at, strict=True)), apart))
@@ -427,6 +428,15 @@ def parts_in_a_row(node: Node, make: Make) -> Node | None:
     pieces = [r.piece(make) for r in runs]  # and where they are
     starts, steps = tuple(r.start for r in runs), tuple(r.step for r in runs)
     return make("assemble", node.inputs[0], *pieces, starts=starts, steps=steps)
+
+
+def flat_part(piece: Node) -> Node | None:
+    """The slice of a flat array without gaps that a piece is, in any shape."""
+    while piece.op == "reshape":
+        piece = piece.inputs[0]
+    if piece.op != "slice" or piece.ndim != 1:
+        return None
+    return piece if piece.size == 1 or piece.param("steps")[0] == 1 else None
 
 
 class _Run:
