@@ -12,7 +12,7 @@ from everyo.compile.interpret import interpret
 from everyo.compile.ir import F32, F64, Graph, Node, Table
 from everyo.compile.roll import LOOPS, roll, roll_arrays
 from everyo.compile.rows import every
-from everyo.compile.scan import Body, Past, Read, Series
+from everyo.compile.scan import Body, Past, Read, Scan, Series
 
 UNARY = ("sin", "tanh", "negative", "abs", "sigmoid")
 BINARY = ("add", "subtract", "multiply", "maximum")
@@ -320,6 +320,23 @@ def test_values_of_other_dtypes_cross_loops():
     rolled = roll(graph)
     assert len(scans(rolled)) == 2
     array = np.random.default_rng(0).uniform(-1, 1, 50).astype(F32)
+    assert_same_bits(interpret(rolled, [array]), interpret(graph, [array]), rolled)
+    assert_same_bits(run(rolled, [array], True), run(graph, [array], True), rolled)
+
+
+def test_numbers_in_arrays_of_one_element_are_numbers():
+    table = Table()
+    x, zero = table.input((1,), F64), table.make("reshape", table.const(0.25, F64), shape=(1,))
+    value = x
+    for _ in range(80):
+        flat = table.make("reshape", value, shape=(1, 1))
+        value = table.make("add", table.make("reshape", flat, shape=(1,)), zero)
+        value = table.make("reshape", table.make("sin", value), shape=(1,))
+    graph = Graph("f", (x,), (value,))
+    rolled = roll(graph)
+    (node,) = scans(rolled)
+    assert Scan.of(dict(node.params)).scalar
+    array = np.array([0.5])
     assert_same_bits(interpret(rolled, [array]), interpret(graph, [array]), rolled)
     assert_same_bits(run(rolled, [array], True), run(graph, [array], True), rolled)
 

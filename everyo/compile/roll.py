@@ -206,13 +206,14 @@ class _Rolled:
             strides: tuple[int, ...] | None = None,
         ) -> Node:
             """What an operand is in the body; it lies in memory in dtype `stored`."""
-            form = (old.shape, strides)
+            shape = () if scalar else old.shape
+            form = (shape, strides)
             alike = (
                 x for x, w in reads.items() if w == what and (x.shape, x.param("strides")) == form
             )
             known = next(alike, None)
             if known is None:
-                known = table.input(old.shape, stored, strides)
+                known = table.input(shape, stored, strides)
                 reads[known] = what
             return _cast(table, known, old.dtype)
 
@@ -243,8 +244,9 @@ class _Rolled:
 
         def fixed(n: Node) -> Node:
             """A value from outside, seen through views of its own."""
-            if n.op == "const":
-                return table.const(n.param("value"), n.dtype)
+            base = chain(n)[0] if scalar else n
+            if base.op == "const":
+                return table.const(base.param("value"), n.dtype)
             if n.op == "iota":
                 return table.again(n, ())
             if n.op in VIEWS and n not in self.owner and not scalar:
