@@ -27,7 +27,7 @@ from everyo.compile.repeats import (
     stretches,
 )
 from everyo.compile.scan import Body, Past, Read, Scan, Series
-from everyo.compile.space import contiguous
+from everyo.compile.space import chain, contiguous
 
 
 def roll(graph: Graph) -> Graph:
