@@ -160,6 +160,7 @@ class Table:
         self.plain: dict[str, dict[tuple[Node, ...], Node]] = {}  # without parameters, by op
         self.nodes: dict[tuple, Node] = {}  # the others
         self.lines: dict[Node, str] = {}  # node -> "file:line" of the user's code
+        self.noted = 0  # nodes below this index have got their lines in an earlier trace
         self.inputs: list[Node] = []
         self.exchanges = 0  # how many this trace has asked for; each is a node of its own
 
@@ -167,7 +168,7 @@ class Table:
         """The table for another trace of the same function: what is made again is the very node."""
         table = Table()
         table.indices, table.plain = self.indices, self.plain
-        table.nodes, table.lines = self.nodes, self.lines
+        table.nodes, table.lines, table.noted = self.nodes, self.lines, self.count
         return table
 
     @property

@@ -124,6 +124,7 @@ class Recorder:
         """The function `name`: short for arrays of one shape and one floating dtype."""
         trace, pointwise = self.trace, self._pointwise
         new, known, lines = self.table.new, self.table.of(name), self.lines
+        noted = self.table.noted
         takes, gives = ir.UNARY.get(name) or ir.BINARY[name]
         if "f" not in takes:
             return functools.partial(pointwise, name)
@@ -134,7 +135,7 @@ class Recorder:
             if node is None:
                 node = new(name, operands, of.shape, BOOL if truth else of.dtype, operands[0].size)
                 lines[node] = here(3)
-            elif node not in lines:
+            elif node.index >= noted and node not in lines:
                 lines[node] = here(3)
             return holding(trace, node)
 
