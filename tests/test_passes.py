@@ -10,12 +10,14 @@ from ir_builder import Builder
 from ir_compare import assert_same_bits, same_bits
 from ir_programs import programs, random_graph
 
-from everyo.compile import ir, passes, rules
+from everyo.compile import ir, passes, rules, sums
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node
 
 PASSES = {
-    **{rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule) for rule in rules.RULES},
+    **{
+        rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule) for rule in passes.RULES
+    },
     **{step.__name__: step for step in passes.PIPELINE},
     **{
         rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule)
@@ -414,7 +416,7 @@ def test_the_pipeline_checks_itself_when_asked(monkeypatch):
         passes.run(graph)
 
 
-@pytest.mark.parametrize("rule", rules.RULES, ids=lambda r: r.__name__)
+@pytest.mark.parametrize("rule", passes.RULES, ids=lambda r: r.__name__)
 def test_no_rule_touches_inputs_or_opaque_nodes_without_need(rule):
     b = Builder()
     x = b.input((3, 3))
@@ -512,7 +514,7 @@ def test_what_is_known_to_have_no_minus_zero_has_none(seed):
     for _ in range(12):
         x, y = (values[int(k)] for k in rng.integers(len(values), size=2))
         values.append(b.make(str(rng.choice(["add", "add", "add", "multiply"])), x, y))
-    known = [n for n in values[start:] if rules.unsigned(n)]
+    known = [n for n in values[start:] if sums.unsigned(n)]
     odd = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
     arrays = [odd, rng.permutation(odd)]
     for n, v in zip(known, interpret(b.graph(*known), arrays)[0], strict=True):
@@ -526,4 +528,4 @@ def test_a_long_sum_is_known_to_have_no_minus_zero_at_no_cost():
     y = b.op("add", x, 0.0)
     for _ in range(2000):
         y = b.make("add", y, x)
-        assert rules.unsigned(y)
+        assert sums.unsigned(y)

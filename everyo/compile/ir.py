@@ -58,7 +58,7 @@ OPS = {*POINTWISE, *VIEWS, *REDUCTIONS, *LEAVES, *OPAQUE, "exchange"}
 @dataclass(eq=False, slots=True)
 class Node:
     """One value, never changed once it is made. `index` is its place in the order of tracing;
-    `unsigned` is set once it is known that no element is -0.0, see `rules.unsigned`."""
+    `unsigned` is set once it is known that no element is -0.0, see `sums.unsigned`."""
 
     op: str
     inputs: tuple["Node", ...]

@@ -7,14 +7,16 @@ walk, in linear time. Nodes are rebuilt in the order of tracing, which their ind
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from everyo.compile import ir
 from everyo.compile.ir import Check, Graph, Node
-from everyo.compile.rules import RULES, Rule, nested_pieces, parts_in_a_row, slice_of_slice
+from everyo.compile.rules import LOCAL, Rule, nested_pieces, parts_in_a_row, slice_of_slice
+from everyo.compile.sums import Chains, sums_of_pieces
 
 Pass = Callable[[Graph], Graph]
+RULES: dict[Rule, Collection[str]] = {**LOCAL, sums_of_pieces: {"add"}}
 
 
 def run(graph: Graph, steps: Sequence[Pass] | None = None) -> Graph:
@@ -43,8 +45,11 @@ def rewrite(graph: Graph, *rules: Rule) -> Graph:
         return graph
     new: dict[Node, Node] = {}
     made = _Settled(of_op)
+    chains = Chains(graph, new, made.make) if sums_of_pieces in rules else None
     for node in order:
         made.line = graph.lines.get(node)
+        if node.op == "add" and chains is not None and chains.take(node):
+            continue
         again = made.table.again(node, tuple([new[i] for i in node.inputs]))
         new[node] = made.settle(again)
     return rebuilt(graph, new, made.lines)

@@ -1,19 +1,19 @@
 """Local simplifications: a rule looks at one node, and returns a better one or None.
 
-It is asked about the ops that `RULES` lists for it, when their operands are simplified already.
+It is asked about the ops that `LOCAL` lists for it, when their operands are simplified already.
 What a rule makes goes through `make`, so that rules apply to it in turn. Each rule keeps the bits
 of every value (see passes.py), so there is no algebra here that only holds for real numbers: x * 0,
 x - x, x / x and x + 0.0 stay.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from everyo.compile import ir
+from everyo.compile.boxes import disjoint
 from everyo.compile.interpret import evaluate
 from everyo.compile.ir import BOOL, F16, F32, F64, I32, I64, Node, Shape
 
@@ -505,36 +505,6 @@ class _Run:
         return make("reshape", x, shape=(*shape[:axis], n, *shape[axis + 1 :]))
 
 
-# Gradients of slices: sums of arrays that are zero outside a few boxes
-
-TERMS = 16  # nodes of a sum that are looked at
-POSITIVE = {"exp", "abs", "sigmoid", "cosh"}  # never -0.0
-FEW = 16  # boxes in general position are compared pairwise up to so many
-Placed = dict[tuple[tuple[int, ...], ...], Node]  # (starts, steps, sizes) -> what lies there
-
-
-def placed(node: Node) -> Placed | None:
-    """The pieces of an assemble over zeros, None if the node is none."""
-    if node.op != "assemble" or not is_literal(node.inputs[0], 0):
-        return None
-    boxes = zip(node.param("starts"), node.param("steps"), node.inputs[1:], strict=True)
-    out: Placed = {(start, step, piece.shape): piece for start, step, piece in boxes}
-    return out if len(out) == len(node.inputs) - 1 and disjoint(list(out)) else None
-
-
-def disjoint(boxes: list[tuple[tuple[int, ...], ...]]) -> bool:
-    """Whether no two boxes have an element in common; False if that takes too long to tell."""
-    if len(boxes) == 1:
-        return True
-    ranges = [list(zip(*box, strict=True)) for box in boxes]
-    axes = [i for i in range(len(ranges[0])) if len({r[i] for r in ranges}) > 1]
-    if len(axes) == 1 and all(r[axes[0]][1] == 1 for r in ranges):  # in a line
-        ends = sorted((r[axes[0]][0], r[axes[0]][0] + r[axes[0]][2]) for r in ranges)
-        return all(a[1] <= b[0] for a, b in pairwise(ends))
-    pairs = combinations(boxes, 2)
-    return len(boxes) <= FEW and all(apart(a, b) for a, b in pairs)
-
-
 def covered(n: Node) -> bool:
     """Whether the pieces of an assemble are disjoint and leave nothing of its base."""
     pieces = n.inputs[1:]
@@ -544,80 +514,11 @@ def covered(n: Node) -> bool:
     return disjoint(list(zip(n.param("starts"), n.param("steps"), shapes, strict=True)))
 
 
-def apart(a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether two boxes have no element in common."""
-    for start, step, size, begin, stride, count in zip(*a, *b, strict=True):
-        one = sorted((start, start + step * (size - 1)))
-        two = sorted((begin, begin + stride * (count - 1)))
-        if one[1] < two[0] or two[1] < one[0] or not size or not count:
-            return True
-        if abs(step) == abs(stride) and (start - begin) % abs(step):
-            return True
-    return False
-
-
-def sums_of_pieces(node: Node, make: Make) -> Node | None:
-    """Add where two sums of pieces meet; elsewhere x + 0.0, which is x but for the sign of -0.0."""
-    if any(x.op != "assemble" for x in node.inputs):
-        return None
-    left, right = (placed(x) for x in node.inputs)
-    if left is None or right is None:
-        return None
-    merged = dict(left)
-    if not disjoint(list(left | right)):
-        return None
-    for box, piece in right.items():
-        merged[box] = make("add", left[box], piece) if box in left else plus_zero(piece, make)
-    for box in left:
-        if box not in right:
-            merged[box] = plus_zero(left[box], make)
-    starts, steps, _ = zip(*merged, strict=True)
-    return make("assemble", node.inputs[0].inputs[0], *merged.values(), starts=starts, steps=steps)
-
-
-def plus_zero(x: Node, make: Make) -> Node:
-    """x + 0.0; an integer, or what has no -0.0 in it, is that itself."""
-    return x if unsigned(x) else make("add", x, full(make, 0.0, x))
-
-
-def unsigned(x: Node) -> bool:
-    """Whether no element is -0.0 by construction: of a sum if one term is not, of an assembled
-    array if no piece is. Nodes remember that it is so."""
-    stack = [x]
-    while stack:
-        n = stack.pop()
-        if n.op in ir.VIEWS or placed(n) is not None:
-            stack += n.inputs
-        elif n.dtype.kind == "f" and not n.unsigned:
-            if not any(map(_unsigned_term, terms(n))):
-                return False
-            n.unsigned = True
-    return True
-
-
-def terms(x: Node) -> Iterator[Node]:
-    """What x is the sum of, as far as `TERMS` nodes tell."""
-    found = [x]
-    for n in found:
-        while n.op in ir.VIEWS and n.size:
-            n = n.inputs[0]
-        yield n
-        if n.op == "add" and len(found) < TERMS:
-            found += n.inputs
-
-
-def _unsigned_term(n: Node) -> bool:
-    value = literal(n)
-    known = n.unsigned or n.op in POSITIVE
-    return known or (value is not None and not is_literal(n, -0.0))
-
-
 ELEMENTWISE = ir.POINTWISE - {"take"}
 
 # In the order in which they are tried, with the ops that they look at.
-RULES: dict[Rule, Collection[str]] = {
+LOCAL: dict[Rule, Collection[str]] = {
     views: ir.VIEWS, fold: ELEMENTWISE, narrow: ELEMENTWISE, casts: {"cast", "copy"},
     commute: COMMUTATIVE, arithmetic: ir.BINARY, signs: ir.UNARY, logic: ir.BINARY,
     select: {"where"}, reductions: {*ir.REDUCTIONS, "cumsum"}, pieces: {"assemble"},
-    sums_of_pieces: {"add"},
 }  # fmt: skip
