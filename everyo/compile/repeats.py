@@ -408,8 +408,8 @@ def _walk(
         return Along(base, element, slide), *_within(element, slide, 0, room, last)
     iteration, own = s.where(place)
     if not step:
-        move = Along(node.inputs[k], shift, slide) if slide else fixed
-        return move, max(0, iteration + 1), last
+        still = Along(node.inputs[k], shift, slide) if slide else fixed
+        return still, max(0, iteration + 1), last
     if slide:
         return fixed, 1, 0
     if step == s.period and not iteration:
@@ -419,11 +419,10 @@ def _walk(
         there = place + step * np.arange(s.count)
         of = _evenly(line.place[0, there]), _evenly(line.shift[0, there])
         if not np.ptp(line.kind[there]) and of[0] is not None and of[1] is not None:
-            below, low, high = _walk(s, seen, 0, of[0], of[1], earlier)
-            return Seen(seen, below), low, high
+            move, low, high = _walk(s, seen, 0, of[0], of[1], earlier)
+            return Seen(seen, move), low, high
     if step == s.period and -iteration <= min(BACK, last):
-        alike = all(s.node(own, -i).size == s.node(own).size for i in range(1, 1 - iteration))
-        return (Own(own, -iteration), 0, last) if alike else (fixed, 1, 0)
+        return Own(own, -iteration), 0, last
     middle = place + last // 2 * step
     other = next((r for r in earlier if r.start <= middle < r.end), None)
     if other is None or step % other.period:
