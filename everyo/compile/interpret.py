@@ -149,9 +149,12 @@ def scanned(scan: Scan, operands: Sequence[np.ndarray], dtype: np.dtype, real: A
             keep(k, i - len(s.lead), operands[operand])
     for i in range(scan.count):
         value: dict[Node, np.ndarray] = {}
-        for node, read in zip(body.inputs, scan.reads, strict=True):
+        for k, (node, read) in enumerate(zip(body.inputs, scan.reads, strict=True)):
             if isinstance(read, Past):
                 at, source, strides = scan.place(read.output, i - read.distance), out, None
+            elif read.operand < 0:
+                wide = float_dtype(node.dtype, real)
+                at, source, strides = i, scan.constants(k).astype(wide), None
             else:
                 at, source = read.start + i * read.step, flat[read.operand]
                 strides = tuple(k * source.itemsize for k in strides_of(node))

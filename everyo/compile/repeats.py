@@ -26,15 +26,16 @@ TRIES = 6  # distances that are looked at, for each of these lengths
 SHARE = 4  # of a distance that is at least one in so many, multiples are tried as well ...
 MULTIPLES = 24  # ... up to this one
 BACK = 16  # a value is read from at most so many iterations ago
-NONE = -(1 << 40)  # the place of an operand that is not on the line: far from all others
+NONE, CONSTANT = -(1 << 40), -(1 << 41)  # places of what is not on the line: far from all others
 
 
 class Line:
     """Nodes in the order of tracing, and where their operands are, as arrays [operand, node].
 
-    `place` is the place of an operand on the line. That of any other is NONE, and `shift` is its
-    number: elements of one array have numbers that follow each other. Where a node is a slice that
-    begins at some element of its operand, that is added to the shift.
+    `place` is the place of an operand on the line. That of a constant is CONSTANT, whatever its
+    value. That of any other is NONE, and `shift` is its number: elements of one array have numbers
+    that follow each other. Where a node is a slice that begins at some element of its operand, that
+    is added to the shift.
     """
 
     operands: int  # of a node, at most
@@ -122,6 +123,8 @@ class Scalars(Line):
             base = chain(o)[0]
             if base in self.at:
                 self._known[o] = self.at[base], 0
+            elif base.op == "const":
+                self._known[o] = CONSTANT, 0
             else:
                 element = 0
                 if base.size > 1:
@@ -154,12 +157,17 @@ class Arrays(Line):
         return (n.op, n.shape, n.dtype, params, *((o.shape, o.dtype) for o in n.inputs))
 
     def outside(self, o: Node) -> tuple[int, int]:
-        return NONE, self.number(o)
+        return (CONSTANT, 0) if constant(o) else (NONE, self.number(o))
 
     def pays(self, s: "Stretch") -> bool:
         nodes = self.nodes[s.start : s.start + s.period]
         numbers = all(n.size == 1 for n in nodes)  # these are found later, as such
         return s.count >= MANY and s.count * s.period >= LONG and not numbers
+
+
+def constant(n: Node) -> bool:
+    """Whether a node is one number everywhere by construction."""
+    return chain(n)[0].op == "const"
 
 
 def _flat(n: Node) -> list[int]:
@@ -292,6 +300,13 @@ class Through:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """A constant that is another one in each iteration."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
 class Seen:
     """What a view shows of something: views are made where they are wanted, never kept."""
 
@@ -299,10 +314,10 @@ class Seen:
     of: "Move"
 
 
-Move = Fixed | Own | Along | Through | Seen
+Move = Fixed | Own | Along | Through | Listed | Seen
 
 
-def below(move: Move) -> Fixed | Own | Along | Through:
+def below(move: Move) -> Fixed | Own | Along | Through | Listed:
     """What a move is below views."""
     while isinstance(move, Seen):
         move = move.of
@@ -370,7 +385,8 @@ def settled(found: Sequence[Stretch]) -> list[Stretch]:
             first, last = 0, s.count - 1
             for j, k in product(range(s.period), range(s.line.operands)):
                 if k < len(s.node(j).inputs):
-                    s.moves[j, k], low, high = _move(s, j, k, out)
+                    readers = s.start + j + s.period * np.arange(s.count)
+                    s.moves[j, k], low, high = _move(s, readers, k, out)
                     first, last = max(first, low), min(last, high)
             if (first, last) == (0, s.count - 1):
                 out.append(s)
@@ -379,27 +395,22 @@ def settled(found: Sequence[Stretch]) -> list[Stretch]:
     return out
 
 
-def _move(s: Stretch, j: int, k: int, earlier: Sequence[Stretch]) -> tuple[Move, int, int]:
-    """How an operand moves, and in which iterations it does so."""
-    line, at, after = s.line, s.start + j, s.start + j + s.period
-    place, shift = int(line.place[k, at]), int(line.shift[k, at])
-    step, slide = int(line.place[k, after]) - place, int(line.shift[k, after]) - shift
-    return _walk(s, line.nodes[at], k, (place, step), (shift, slide), earlier)
-
-
-def _walk(
-    s: Stretch,
-    node: Node,
-    k: int,
-    places: tuple[int, int],
-    shifts: tuple[int, int],
-    earlier: Sequence[Stretch],
+def _move(
+    s: Stretch, readers: np.ndarray, k: int, earlier: Sequence[Stretch]
 ) -> tuple[Move, int, int]:
-    """The move of an operand of a node, given the place and the shift that it has in the first
-    iteration, and by how much they grow."""
+    """How operand k of the nodes at these places, one per iteration, moves, and in which
+    iterations it does so."""
     line, last = s.line, s.count - 1
-    (place, step), (shift, slide) = places, shifts
+    nodes = line.nodes
+    node = nodes[readers[0]]
     fixed = Fixed(node.inputs[k])
+    places, shifts = _evenly(line.place[k, readers]), _evenly(line.shift[k, readers])
+    if places is None or shifts is None:
+        return fixed, 1, 0
+    (place, step), (shift, slide) = places, shifts
+    if place == CONSTANT:
+        bases = [chain(nodes[i].inputs[k])[0] for i in readers]
+        return (fixed if len(set(bases)) == 1 else Listed(tuple(bases))), 0, last
     if place == NONE:
         if not slide:
             return fixed, 0, last
@@ -414,13 +425,12 @@ def _walk(
         return fixed, 1, 0
     if step == s.period and not iteration:
         return Own(own, 0), 0, last
-    seen = line.nodes[place]
-    if seen.op in VIEWS:
-        there = place + step * np.arange(s.count)
-        of = _evenly(line.place[0, there]), _evenly(line.shift[0, there])
-        if not np.ptp(line.kind[there]) and of[0] is not None and of[1] is not None:
-            move, low, high = _walk(s, seen, 0, of[0], of[1], earlier)
-            return Seen(seen, move), low, high
+    if nodes[place].op in VIEWS:
+        seen = place + step * np.arange(s.count)
+        if not np.ptp(line.kind[seen]):
+            move, low, high = _move(s, seen, 0, earlier)
+            if low <= high:
+                return Seen(nodes[place], move), low, high
     if step == s.period and -iteration <= min(BACK, last):
         return Own(own, -iteration), 0, last
     middle = place + last // 2 * step

@@ -6,6 +6,7 @@ a program. See `repeats` for how loops are found.
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from everyo.compile.repeats import (
     Arrays,
     Fixed,
     Line,
+    Listed,
     Move,
     Own,
     Scalars,
@@ -23,6 +25,7 @@ from everyo.compile.repeats import (
     Stretch,
     Through,
     below,
+    constant,
     settled,
     stretches,
 )
@@ -42,7 +45,8 @@ def roll(graph: Graph) -> Graph:
 
 def roll_arrays(graph: Graph) -> Graph:
     """The graph with its loops of arrays as `scan` nodes; the graph itself if it has none."""
-    return _rolled(graph, [Arrays([n for n in graph.order if n.op not in LEAVES])])
+    nodes = [n for n in graph.order if n.op not in LEAVES and not constant(n)]
+    return _rolled(graph, [Arrays(nodes)])
 
 
 def _rolled(graph: Graph, lines: Sequence[Line]) -> Graph:
@@ -196,17 +200,17 @@ class _Rolled:
         assert dtype is not None
         exported = s.exported
         table = Table()
-        reads: dict[Node, tuple[Node, int, int] | Past] = {}  # inputs of the body
+        reads: dict[Node, tuple[Node, int, int] | Past | Listed] = {}  # inputs of the body
         values: list[Node] = []
 
         def read(
             old: Node,
             stored: np.dtype,
-            what: tuple[Node, int, int] | Past,
+            what: tuple[Node, int, int] | Past | Listed,
             strides: tuple[int, ...] | None = None,
         ) -> Node:
             """What an operand is in the body; it lies in memory in dtype `stored`."""
-            shape = () if scalar else old.shape
+            shape = () if scalar or isinstance(what, Listed) else old.shape
             form = (shape, strides)
             alike = (
                 x for x, w in reads.items() if w == what and (x.shape, x.param("strides")) == form
@@ -227,6 +231,8 @@ class _Rolled:
                     made, scan = self.scans[move.stretch]
                     at = scan.place(move.stretch.exported.index(move.j), move.start)
                     return read(old, made.dtype, (made, at, move.step * old.size))
+                case Listed():
+                    return full(read(old, old.dtype, move, ()), old.shape)
                 case Along():  # an element
                     return read(old, old.dtype, (self._flat(move.base), move.start, move.step))
                 case Seen():
@@ -241,6 +247,13 @@ class _Rolled:
             strides = tuple(a * b for a, b in steps)
             part = (self._flat(move.base), move.start, move.step)
             return read(view, view.dtype, part, strides)
+
+        def full(x: Node, shape: tuple[int, ...]) -> Node:
+            """A number in every element of a shape."""
+            if scalar or not shape:
+                return x
+            x = table.make("reshape", x, shape=(1,) * len(shape))
+            return table.make("broadcast", x, shape=shape)
 
         def fixed(n: Node) -> Node:
             """A value from outside, seen through views of its own."""
@@ -267,10 +280,17 @@ class _Rolled:
         used = set(walk(body.roots))
         operands: dict[Node, int] = {}
         kept: list[Read | Past] = []
+        lists: dict[str, tuple[Any, ...]] = {}  # by their text: 0.0 is not -0.0
         for new, what in zip(body.inputs, reads.values(), strict=True):
-            if new in used and isinstance(what, Past):
+            if new not in used:
+                continue
+            if isinstance(what, Past):
                 kept.append(what)
-            elif new in used and not isinstance(what, Past):
+            elif isinstance(what, Listed):
+                numbers = tuple(n.param("value") for n in what.nodes)
+                lists.setdefault(repr(numbers), numbers)
+                kept.append(Read(-1 - list(lists).index(repr(numbers)), 0, 1))
+            else:
                 kept.append(Read(operands.setdefault(what[0], len(operands)), *what[1:]))
         series = []
         for j in exported:
@@ -280,11 +300,8 @@ class _Rolled:
             places = tuple(operands.setdefault(n, len(operands)) for n in lead)
             series.append(Series(places, j in s.kept))
         left = Graph("body", tuple(n for n in body.inputs if n in used), body.outputs)
-        scan = Scan(Body(left), s.count, tuple(kept), tuple(series))
-        made = self.table.make(
-            "scan", *operands, body=scan.body, count=scan.count, reads=scan.reads,
-            series=scan.series, dtype=dtype,
-        )  # fmt: skip
+        scan = Scan(Body(left), s.count, tuple(kept), tuple(series), tuple(lists.values()))
+        made = self.table.make("scan", *operands, **scan.params, dtype=dtype)
         self.scans[s] = made, scan
         return made
 

@@ -14,6 +14,8 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from everyo.compile.ir import Graph, Node
 
@@ -23,7 +25,8 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Read:
     """What begins at element start + i * step of an operand in C order, in iteration i. The input
-    of the body says which shape it has, and strides."""
+    of the body says which shape it has, and strides. Operand -1 is the first of the lists of
+    constants, -2 the second, and so on."""
 
     operand: int
     start: int
@@ -75,10 +78,22 @@ class Scan:
     count: int
     reads: tuple[Read | Past, ...]
     series: tuple[Series, ...]
+    lists: tuple[tuple[bool | int | float, ...], ...] = ()  # constants of all iterations
 
     @classmethod
     def of(cls, params: dict[str, Any]) -> "Scan":
-        return cls(params["body"], params["count"], params["reads"], params["series"])
+        return cls(**{name: params[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of a node but for its dtype."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def constants(self, i: int) -> np.ndarray:
+        """What input i of the body reads of a list, for all iterations."""
+        read = self.reads[i]
+        assert isinstance(read, Read) and read.operand < 0
+        return np.array(self.lists[-1 - read.operand], self.body.graph.inputs[i].dtype)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -129,7 +144,9 @@ class Scan:
             else:
                 low, high = extent(n.shape, strides_of(n))
                 ends = read.start, read.start + (self.count - 1) * read.step
-                if min(ends) + low < 0 or max(ends) + high >= sizes[read.operand]:
+                listed = read.operand < 0
+                size = len(self.lists[-1 - read.operand]) if listed else sizes[read.operand]
+                if min(ends) + low < 0 or max(ends) + high >= size:
                     yield f"{read} leaves its operand"
         for series, size in zip(self.series, self.sizes, strict=False):
             if len(series.lead) > 1 and not series.kept:

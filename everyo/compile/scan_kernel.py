@@ -77,16 +77,17 @@ class Words:
     def __init__(self, node: Node) -> None:
         self.scan = scan = Scan.of(dict(node.params))
         self.item = node.dtype.itemsize
-        self.reads: list[tuple[int, Node, Read]] = []  # place, operand; the step comes next
+        # place, operand or list of constants; the step comes next
+        self.reads: list[tuple[int, Node | np.ndarray, Read]] = []
         self.series: list[tuple[int, int]] = []  # place, offset in the result
         self.leads: list[tuple[int, Node]] = []
         self.numbers: list[tuple[int, Node]] = []
         self.size = 1
-        for read in scan.reads:
+        for i, read in enumerate(scan.reads):
             if isinstance(read, Read):
-                self.reads.append(
-                    (self._take(1 + (read.step != 0)), node.inputs[read.operand], read)
-                )
+                listed = read.operand < 0
+                source = scan.constants(i) if listed else node.inputs[read.operand]
+                self.reads.append((self._take(1 + (read.step != 0)), source, read))
         for k, s in enumerate(scan.series):
             self.series.append((self._take(1), scan.place(k, 0 if s.kept else scan.count - 1)))
         for s in scan.series:

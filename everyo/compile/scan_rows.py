@@ -19,6 +19,7 @@ from everyo.compile.space import Layout, chain, contiguous, single, strided
 if TYPE_CHECKING:
     from everyo.compile.rows import Plan
 
+Source = Node | np.ndarray  # an operand, or a list of constants
 LANE = 384  # elements of a chunk that goes through all iterations, at least
 MOST_LANES = 64
 
@@ -34,8 +35,12 @@ def _numbers(plan: "Plan", n: Node) -> None:
     table = np.zeros(words.size, np.int64)
     table[scan_kernel.COUNT] = count = words.scan.count
     for at, o, read in words.reads:
-        base, start, step = _element(o, plan.layout)
         item = o.dtype.itemsize
+        if isinstance(o, np.ndarray):
+            plan.literals.append(o)
+            table[at : at + 2] = o.ctypes.data, item
+            continue
+        base, start, step = _element(o, plan.layout)
         plan.address(table, at, base, item * (start + step * read.start))
         if read.step:
             table[at + 1] = item * step * read.step
@@ -78,19 +83,31 @@ def _arrays(plan: "Plan", n: Node, scan: Scan) -> None:
     plan.row(name, text, table, max(1, lanes), work, nodes, flops, tuple(inner.kernels))
 
 
-def _moves(scan: Scan) -> list[tuple[int | None, int, int, bool]]:
-    """How the arrays of an iteration move: its inputs, then its outputs."""
-    moves = [scan_kernel.move(scan, read) for read in scan.reads]
-    return moves + [scan_kernel.move(scan, k) for k in range(len(scan.series))]
+def _moves(plan: "Plan", n: Node, scan: Scan) -> list[tuple[Source, int, int, bool]]:
+    """How the arrays of an iteration move, its inputs, then its outputs: where they lie, the first
+    element, the step, and whether they go back and forth."""
+    out: list[tuple[Source, int, int, bool]] = []
+    for i, what in enumerate((*scan.reads, *range(len(scan.series)))):
+        source, start, step, turns = scan_kernel.move(scan, what)
+        o: Source = n
+        if source is not None:
+            o = n.inputs[source] if source >= 0 else scan.constants(i)
+        if isinstance(o, np.ndarray):
+            plan.literals.append(o)
+        out.append((o, start, step, turns))
+    return out
 
 
-def _put(plan: "Plan", table: np.ndarray, at: int, n: Node, source: int | None, start: int) -> int:
-    """Put the first address of an array into a table; the bytes of an element."""
-    o = n if source is None else n.inputs[source]
+def _put(plan: "Plan", table: np.ndarray, at: int, o: Source, start: int) -> int:
+    """Put the address of an element of an array into a table; how many bytes one has."""
+    item = o.dtype.itemsize
+    if isinstance(o, np.ndarray):
+        table[at] = o.ctypes.data + item * start
+        return item
     got = strided(o, plan.layout)
     assert got is not None
-    plan.address(table, at, got[0], o.dtype.itemsize * (got[2] + start))
-    return o.dtype.itemsize
+    plan.address(table, at, got[0], item * (got[2] + start))
+    return item
 
 
 def _in_turn(plan: "Plan", n: Node, scan: Scan, inner: "Plan") -> np.ndarray:
@@ -99,15 +116,15 @@ def _in_turn(plan: "Plan", n: Node, scan: Scan, inner: "Plan") -> np.ndarray:
     control.words[native.DATA_AT] = -1
     plan.controls += [control, *inner.controls]
     plan.shared_ns += inner.shared_ns * scan.count
-    moves, first = _moves(scan), scan_kernel.ARRAYS
+    moves, first = _moves(plan, n, scan), scan_kernel.ARRAYS
     table = np.zeros(first + 3 * len(moves), np.int64)
     table[:first] = (
         scan.count, plan.locate(native.EXECUTOR), control.address, control.words[native.ARRAYS],
         len(moves),
     )  # fmt: skip
-    for i, (source, start, step, turns) in enumerate(moves):
+    for i, (o, start, step, turns) in enumerate(moves):
         at = first + 3 * i
-        item = _put(plan, table, at, n, source, start)
+        item = _put(plan, table, at, o, start)
         table[at + 1 : at + 3] = item * step, turns
     return table
 
@@ -161,7 +178,7 @@ def _in_lanes(plan: "Plan", n: Node, scan: Scan, inner: "Plan", lanes: int) -> n
     copies = np.tile(np.concatenate(tables), (lanes, 1))
     kernels = np.array([(row[0], at) for row, at in zip(inner.rows, starts, strict=False)])
     plan.tables += [copies, kernels]
-    moves, first = _moves(scan), scan_kernel.MOVES
+    moves, first = _moves(plan, n, scan), scan_kernel.MOVES
     table = np.zeros(first + 4 * len(inner.patches), np.int64)
     table[:first] = (
         scan.count, kernels.ctypes.data, len(kernels), copies.ctypes.data, starts[-1],
@@ -169,10 +186,9 @@ def _in_lanes(plan: "Plan", n: Node, scan: Scan, inner: "Plan", lanes: int) -> n
     )  # fmt: skip
     for i, (word, array, shift) in enumerate(inner.patches):
         k = next(k for k, t in enumerate(tables) if 0 <= word - t.ctypes.data < t.nbytes)
-        source, start, step, turns = moves[array]
+        o, start, step, turns = moves[array]
         at = first + 4 * i
-        item = (n if source is None else n.inputs[source]).dtype.itemsize
-        _put(plan, table, at + 1, n, source, start + shift // item)
+        item = _put(plan, table, at + 1, o, start + shift // o.dtype.itemsize)
         table[at] = starts[k] + word - tables[k].ctypes.data
         table[at + 2 : at + 4] = item * step, turns
     return table
