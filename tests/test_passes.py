@@ -10,7 +10,7 @@ from ir_builder import Builder
 from ir_compare import assert_same_bits, same_bits
 from ir_programs import programs, random_graph
 
-from everyo.compile import ir, passes, rules, sums
+from everyo.compile import ir, joining, passes, rules, sums
 from everyo.compile.interpret import interpret
 from everyo.compile.ir import BOOL, F32, F64, I32, I64, Graph, Node
 
@@ -21,7 +21,7 @@ PASSES = {
     **{step.__name__: step for step in passes.PIPELINE},
     **{
         rule.__name__: lambda graph, rule=rule: passes.rewrite(graph, rule)
-        for rule in (rules.nested_pieces, rules.parts_in_a_row)
+        for rule in (joining.nested_pieces, joining.parts_in_a_row)
     },
     "run": passes.run,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from everyo.compile.ir import LEAVES, OPAQUE, REDUCTIONS, VIEWS, Graph, Node, Table
-from everyo.compile.rules import covered
+from everyo.compile.joining import covered
 from everyo.compile.space import Axis, Dims, Layout, chain, contiguous, single, spread, through
 
 RUN = 16  # elements next to each other that are worth a loop of their own

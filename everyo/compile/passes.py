@@ -12,7 +12,8 @@ from typing import Any
 
 from everyo.compile import ir
 from everyo.compile.ir import Check, Graph, Node
-from everyo.compile.rules import LOCAL, Rule, nested_pieces, parts_in_a_row, slice_of_slice
+from everyo.compile.joining import nested_pieces, parts_in_a_row
+from everyo.compile.rules import LOCAL, Rule, slice_of_slice
 from everyo.compile.sums import Chains, sums_of_pieces
 
 Pass = Callable[[Graph], Graph]
